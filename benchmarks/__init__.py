@@ -1,0 +1,1 @@
+"""Measurements made by hand: everything compared stands side by side in one run."""

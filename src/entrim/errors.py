@@ -1,0 +1,34 @@
+"""The names of what can go wrong, each message ending in its remedy."""
+
+
+class EntrimError(Exception):
+    """Anything that entrim refuses; the message names the remedy."""
+
+
+class BadRowsError(EntrimError, ValueError):
+    """The rows or sums handed over cannot be statistics of a layer."""
+
+
+class BadSettingError(EntrimError, ValueError):
+    """A setting is outside its range."""
+
+
+class DeadInputError(EntrimError, ValueError):
+    """Every input channel is zero on every row, so there is nothing to choose from."""
+
+
+class GramTooLargeError(EntrimError, MemoryError):
+    """The second moments of this many columns would not fit the memory limit."""
+
+
+class SingularMomentsError(EntrimError, ArithmeticError):
+    """The normal equations are not positive definite, although they are ridged above rounding."""
+
+
+class MissingExtraError(EntrimError, ImportError):
+    """A method needs a package of an optional extra that is not installed."""
+
+    def __init__(self, method: str, package: str, extra: str) -> None:
+        super().__init__(
+            f'method="{method}" needs {package}: install it with pip install "entrim[{extra}]"'
+        )

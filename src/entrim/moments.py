@@ -1,0 +1,200 @@
+"""Sufficient statistics of one layer's rows, and their algebra: a monoid under `+`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from entrim.errors import BadRowsError, GramTooLargeError
+
+MEMORY_LIMIT = 4 * 2**30
+_CHUNK_BYTES = 64 * 2**20
+
+Rows = Tensor | np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moments:
+    """Everything the solver needs of the data, as float64 sums over rows.
+
+    With z = (1; x) the inputs of a row behind a constant and y its outputs: the number of rows,
+    the sum of z z', the sum of z y' and the sum of y'y. Memory does not depend on the number of
+    rows, and two sets of rows merge by adding. Columns of one channel stand side by side
+    (channel-major): `block` of them to a channel.
+
+    >>> import torch, entrim
+    >>> x, y = torch.randn(100, 6), torch.randn(100, 2)
+    >>> both = entrim.Moments.of(x[:40], y[:40], block=3) + entrim.Moments.of(x[40:], y[40:], block=3)
+    >>> both.count, both.channels, both.outputs
+    (100, 2, 2)
+    """
+
+    count: int
+    gram_sum: Float[Tensor, "n+1 n+1"]
+    cross_sum: Float[Tensor, "n+1 M"]
+    target_sum_sq: float
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("gram_sum", "cross_sum"):
+            object.__setattr__(self, name, _doubles(getattr(self, name)))
+        object.__setattr__(self, "target_sum_sq", float(self.target_sum_sq))
+        _check_sums(self)
+
+    @classmethod
+    def of(
+        cls, inputs: Rows, outputs: Rows, block: int = 1, *, memory_limit: int = MEMORY_LIMIT
+    ) -> "Moments":
+        """Return the moments of rows `inputs` (T, D*block) and `outputs` (T, M).
+
+        Any real dtype, contiguous or not, torch or numpy; products and sums are float64, on the
+        device of `inputs` (on the CPU where the device has no float64). Cost: 2 T n (n + M).
+        """
+        x, y = _as_rows("inputs", inputs), _as_rows("outputs", outputs)
+        _check_rows(x, y, block)
+        size = (x.shape[1] + 1) ** 2 * 8
+        if size > memory_limit:
+            raise GramTooLargeError(
+                f"the Gram matrix of {x.shape[1]} columns takes {size / 2**30:.1f} GiB, above the "
+                f"limit of {memory_limit / 2**30:.1f} GiB: pool the feature map before it is "
+                "flattened, or raise memory_limit= (solving needs about three times as much again)"
+            )
+        device = "cpu" if x.device.type == "mps" else x.device
+        gram = torch.zeros(x.shape[1] + 1, x.shape[1] + 1, dtype=torch.float64, device=device)
+        cross = torch.zeros(x.shape[1] + 1, y.shape[1], dtype=torch.float64, device=device)
+        power = 0.0
+        for z, target in _chunks(x, y, device):
+            gram.addmm_(z.T, z)
+            cross.addmm_(z.T, target)
+            power += float(target.square().sum())
+        if not bool(torch.isfinite(gram).all() & torch.isfinite(cross).all()):
+            _refuse_non_finite(x, y)
+        return cls(count=len(x), gram_sum=gram, cross_sum=cross, target_sum_sq=power, block=block)
+
+    @property
+    def columns(self) -> int:
+        """The number n of input columns, without the constant."""
+        return self.gram_sum.shape[0] - 1
+
+    @property
+    def channels(self) -> int:
+        """The number D of input channels."""
+        return self.columns // self.block
+
+    @property
+    def outputs(self) -> int:
+        """The number M of outputs."""
+        return self.cross_sum.shape[1]
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """Return the moments of the rows of both."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        mine, its = ((m.channels, m.block, m.outputs) for m in (self, other))
+        if mine != its:
+            raise BadRowsError(
+                f"moments of {mine} (channels, block, outputs) and of {its} cannot be added: "
+                "add moments of the same layer only"
+            )
+        return Moments(
+            count=self.count + other.count,
+            gram_sum=self.gram_sum + other.gram_sum.to(self.gram_sum.device),
+            cross_sum=self.cross_sum + other.cross_sum.to(self.cross_sum.device),
+            target_sum_sq=self.target_sum_sq + other.target_sum_sq,
+            block=self.block,
+        )
+
+    def __radd__(self, other: int) -> "Moments":
+        """Return `self` for the 0 that `sum` starts from."""
+        return self if other == 0 else NotImplemented
+
+    def __repr__(self) -> str:
+        return (
+            f"Moments({self.count} rows, {self.channels} channels x {self.block} columns, "
+            f"{self.outputs} outputs)"
+        )
+
+
+def _as_rows(name: str, rows: Rows) -> Tensor:
+    tensor = torch.as_tensor(rows).detach()
+    if tensor.is_complex():
+        raise BadRowsError(f"{name} are complex: hand over real rows")
+    if tensor.ndim != 2:
+        raise BadRowsError(
+            f"{name} have shape {tuple(tensor.shape)}: reshape them to one row a sample, "
+            "(rows, columns)"
+        )
+    return tensor
+
+
+def _check_rows(x: Tensor, y: Tensor, block: int) -> None:
+    _check_block(x.shape[1], block)
+    if len(x) != len(y):
+        raise BadRowsError(
+            f"{len(x)} rows of inputs but {len(y)} of outputs: hand over the pairs of one layer"
+        )
+    if len(x) == 0:
+        raise BadRowsError("no rows: hand over at least one, better a few hundred")
+    if y.shape[1] == 0:
+        raise BadRowsError("the outputs have no column: hand over the layer's outputs (rows, M)")
+
+
+def _check_block(columns: int, block: int) -> None:
+    if block < 1:
+        raise BadRowsError(f"block is {block}: it is the number of columns a channel, at least 1")
+    if columns == 0 or columns % block:
+        raise BadRowsError(
+            f"{columns} input columns are not a positive multiple of block={block}: block is k*k "
+            "for a k x k convolution, H*W for a Linear behind a Flatten, 1 for a plain Linear"
+        )
+
+
+def _chunks(x: Tensor, y: Tensor, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = max(1, _CHUNK_BYTES // (8 * (x.shape[1] + 1)))
+    for inputs, outputs in zip(x.split(rows), y.split(rows), strict=True):
+        z = torch.ones(len(inputs), x.shape[1] + 1, dtype=torch.float64, device=device)
+        z[:, 1:] = inputs
+        yield z, outputs.to(device, torch.float64)
+
+
+def _refuse_non_finite(x: Tensor, y: Tensor) -> None:
+    for name, rows in (("inputs", x), ("outputs", y)):
+        bad = (~torch.isfinite(rows)).nonzero()
+        if len(bad):
+            row, column = bad[0].tolist()
+            raise BadRowsError(
+                f"{len(bad)} values of the {name} are NaN or infinite, the first in row {row}, "
+                f"column {column}: remove those images, or mend the layer before this one"
+            )
+    raise BadRowsError("the sums of squares overflow: scale the rows down")
+
+
+def _doubles(values: Rows) -> Tensor:
+    tensor = torch.as_tensor(values).detach()
+    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
+
+
+def _check_sums(m: Moments) -> None:
+    gram, cross = m.gram_sum, m.cross_sum
+    if m.count < 1:
+        raise BadRowsError(f"count is {m.count}: moments stand for at least one row")
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise BadRowsError(f"gram_sum has shape {tuple(gram.shape)}: it must be square, (n+1, n+1)")
+    _check_block(m.columns, m.block)
+    if cross.ndim != 2 or len(cross) != len(gram) or cross.shape[1] == 0:
+        raise BadRowsError(
+            f"cross_sum has shape {tuple(cross.shape)}, gram_sum {tuple(gram.shape)}: both need "
+            "the constant's row and one row a column, cross_sum one column an output"
+        )
+    if not bool(torch.isfinite(gram).all() & torch.isfinite(cross).all()):
+        raise BadRowsError("the sums hold NaN or infinity: collect them again from finite rows")
+    if not 0 <= m.target_sum_sq < float("inf"):
+        raise BadRowsError(f"target_sum_sq is {m.target_sum_sq}: a sum of squares is not negative")
+    if abs(float(gram[0, 0]) - m.count) > 1e-9 * m.count or float(gram.diagonal().min()) < 0:
+        raise BadRowsError(
+            "gram_sum is not a sum of z z' with z = (1; x): its corner must equal count and its "
+            "diagonal must not be negative"
+        )

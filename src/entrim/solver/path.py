@@ -1,0 +1,119 @@
+"""From dense to sparse: a path of solutions, and the one with exactly k channels."""
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from entrim.errors import BadSettingError
+from entrim.moments import Moments
+from entrim.solver.solution import JointSolution, Solution
+from entrim.solver.solve import Settings, answer, candidates
+
+LADDER_FOOT = 1e-8
+LADDER_STEP = 2.0
+
+
+@overload
+def solve_path(
+    moments: Moments, eps: Sequence[float], *, tol: float = ..., max_solves: int = ...
+) -> list[Solution]: ...
+@overload
+def solve_path(
+    moments: Sequence[Moments], eps: Sequence[float], *, tol: float = ..., max_solves: int = ...
+) -> list[JointSolution]: ...
+def solve_path(
+    moments: Moments | Sequence[Moments],
+    eps: Sequence[float],
+    *,
+    tol: float = 1e-3,
+    max_solves: int = 200,
+) -> list[Solution] | list[JointSolution]:
+    """Return one solution for each of the rising `eps`, with eps_l2 = eps and eps_w = -eps.
+
+    Each starts where the one before ended, so a channel that has gone stays gone: kept sets are
+    nested, and the systems shrink along the way.
+
+    >>> import torch, entrim
+    >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
+    >>> [len(s.kept) for s in entrim.solve_path(m, eps=[1e-6, 1.0, 10.0])]
+    [8, 7, 6]
+    """
+    if len(eps) == 0 or any(b <= a for a, b in zip(eps, eps[1:], strict=False)):
+        raise BadSettingError(
+            f"eps is {list(eps)}: hand over at least one value, strictly rising (dense to sparse)"
+        )
+    path = []
+    w: Tensor | None = None
+    for value in eps:
+        settings = Settings(eps_w=-value, eps_l2=value, tol=tol, max_solves=max_solves)
+        path.append(answer(moments, settings, w))
+        w = path[-1].w
+    return path
+
+
+@overload
+def solve_for(
+    moments: Moments, *, channels: int, tol: float = ..., max_solves: int = ...
+) -> Solution: ...
+@overload
+def solve_for(
+    moments: Sequence[Moments], *, channels: int, tol: float = ..., max_solves: int = ...
+) -> JointSolution: ...
+def solve_for(
+    moments: Moments | Sequence[Moments],
+    *,
+    channels: int,
+    tol: float = 1e-3,
+    max_solves: int = 200,
+) -> Solution | JointSolution:
+    """Return a solution that keeps exactly `channels` channels.
+
+    Walks a path of doubling eps, relative to the variance of the outputs, to its last point with at
+    least that many, cuts it to the largest w and solves again with those held.
+
+    >>> import torch, entrim
+    >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
+    >>> entrim.solve_for(m, channels=3).kept.tolist()
+    [0, 1, 2]
+    """
+    group = [moments] if isinstance(moments, Moments) else list(moments)
+    available, _ = candidates(group)
+    if not 1 <= channels <= len(available):
+        raise BadSettingError(
+            f"channels is {channels}: ask for 1 to {len(available)}, the number of live, distinct "
+            f"channels among the {group[0].channels}"
+        )
+    eps = LADDER_FOOT * _variance(group)
+    w = torch.zeros(group[0].channels, dtype=torch.float64)
+    w[available] = 1 / len(available)
+    last = Settings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
+    found = answer(moments, last, w)
+    while len(found.kept) >= channels:
+        w = found.w
+        if len(found.kept) == channels:
+            return found
+        last = Settings(
+            eps_w=last.eps_w * LADDER_STEP,
+            eps_l2=last.eps_l2 * LADDER_STEP,
+            tol=tol,
+            max_solves=max_solves,
+        )
+        found = answer(moments, last, w)
+    largest = w.topk(channels).indices
+    cut = torch.zeros_like(w)
+    cut[largest] = w[largest]
+    return answer(moments, last, cut, pinned=True)
+
+
+def _variance(group: Sequence[Moments]) -> float:
+    """Return the mean variance of an output, its second moment where it is constant."""
+    total = 0.0
+    for m in group:
+        power = m.target_sum_sq / m.count
+        mean = float((m.cross_sum[0] / m.count).square().sum())
+        total += (power - mean if power - mean > 1e-12 * power else power) / m.outputs
+    return total / len(group) or 1.0

@@ -1,0 +1,218 @@
+"""`solve`: check what was asked, walk down with the chosen method, hand back the answer."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from entrim.errors import BadRowsError, BadSettingError, DeadInputError
+from entrim.moments import Moments
+from entrim.solver import fast, reference
+from entrim.solver.descent import Descent, uniform
+from entrim.solver.objective import Objective, Point, distinct_channels, live_channels
+from entrim.solver.solution import Choice, JointSolution, Solution, Status
+
+Method = Literal["fast", "reference"]
+Start = Choice | Tensor
+METHODS: dict[str, Callable[[Descent], None]] = {
+    "fast": fast.descend,
+    "reference": reference.descend,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `solve` may be told, checked."""
+
+    eps_w: float = -1e-4
+    eps_l2: float = 1e-4
+    method: Method = "fast"
+    tol: float = 1e-3
+    max_solves: int = 200
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.eps_w < 0:
+            raise BadSettingError(
+                f"eps_w is {self.eps_w}: it must be negative, because sum w log w is minus the "
+                "entropy and a sparse w has little entropy (a positive eps_w would spread w out); "
+                "try -1e-4"
+            )
+        if not 0 < self.eps_l2 < math.inf:
+            raise BadSettingError(
+                f"eps_l2 is {self.eps_l2}: it must be positive, as the strength of a ridge that "
+                "keeps the scale of w and of the weights apart; try 1e-4"
+            )
+        if self.method not in METHODS:
+            raise BadSettingError(f"no method {self.method!r}: choose one of {', '.join(METHODS)}")
+        if not 0 < self.tol < math.inf:
+            raise BadSettingError(f"tol is {self.tol}: it must be positive; try 1e-3")
+        if self.max_solves < 1:
+            raise BadSettingError(f"max_solves is {self.max_solves}: at least 1 is needed")
+
+
+@overload
+def solve(
+    moments: Moments,
+    eps_w: float = ...,
+    eps_l2: float = ...,
+    method: Method = ...,
+    tol: float = ...,
+    max_solves: int = ...,
+    start: Start | None = ...,
+) -> Solution: ...
+@overload
+def solve(
+    moments: Sequence[Moments],
+    eps_w: float = ...,
+    eps_l2: float = ...,
+    method: Method = ...,
+    tol: float = ...,
+    max_solves: int = ...,
+    start: Start | None = ...,
+) -> JointSolution: ...
+def solve(
+    moments: Moments | Sequence[Moments],
+    eps_w: float = -1e-4,
+    eps_l2: float = 1e-4,
+    method: Method = "fast",
+    tol: float = 1e-3,
+    max_solves: int = 200,
+    start: Start | None = None,
+) -> Solution | JointSolution:
+    """Return the channels that matter and the weights on them: a local minimum of F.
+
+    Several moments are consumers of one channel group; they share one w and get one Solution each.
+    Both methods minimise the same F, stop when the certificate is at most `tol`, and start from w
+    uniform over the live, distinct channels, or from `start` (an earlier answer, or a w), whose
+    zeros stay zero. The problem is not convex: another start may end in another minimum.
+
+    >>> import torch, entrim
+    >>> g = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(500, 8, generator=g)
+    >>> y = x[:, [1, 5]] @ torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    >>> entrim.solve(entrim.Moments.of(x, y)).kept.tolist()
+    [1, 5]
+    """
+    settings = Settings(eps_w=eps_w, eps_l2=eps_l2, method=method, tol=tol, max_solves=max_solves)
+    return answer(moments, settings, None if start is None else start_weights(start))
+
+
+def answer(
+    moments: Moments | Sequence[Moments],
+    settings: Settings,
+    start: Float[Tensor, " D"] | None,
+    *,
+    pinned: bool = False,
+) -> Solution | JointSolution:
+    """Return what `solve` returns; with `pinned`, every channel of the start stays."""
+    group = [moments] if isinstance(moments, Moments) else list(moments)
+    _check_group(group)
+    objective = Objective.of(group, settings.eps_w, settings.eps_l2)
+    notes = _ridge_notes(objective, settings.eps_l2)
+    if start is None:
+        channels, more = candidates(group)
+        notes += more
+        w = uniform(len(channels))
+    else:
+        channels = _checked(start, group[0].channels).nonzero()[:, 0]
+        w = start[channels] / start.sum()
+    descent = Descent.start(
+        objective.restrict(channels),
+        w,
+        tol=settings.tol,
+        max_solves=settings.max_solves,
+        pinned=pinned,
+    )
+    METHODS[settings.method](descent)
+    joint = _joint(descent, group[0].channels, Status(descent.outcome, tuple(notes)))
+    return joint.parts[0] if isinstance(moments, Moments) else joint
+
+
+def candidates(group: Sequence[Moments]) -> tuple[Tensor, list[str]]:
+    """Return the live, distinct channels of a group, and notes about the others."""
+    live = live_channels(group)
+    if len(live) == 0:
+        raise DeadInputError(
+            f"all {group[0].channels} input channels are zero on every row: check that the images "
+            "are normalised as the model expects, or leave this layer alone"
+        )
+    distinct = distinct_channels(group, live)
+    notes = []
+    if dead := group[0].channels - len(live):
+        notes.append(f"{dead} dead channels dropped")
+    if copies := len(live) - len(distinct):
+        notes.append(f"{copies} copies of other channels dropped")
+    return distinct, notes
+
+
+def start_weights(start: Start) -> Float[Tensor, " D"]:
+    """Return the w of an earlier answer, or the given w, as float64 on the CPU."""
+    w = start.w if isinstance(start, Choice) else start
+    return w.detach().to("cpu", torch.float64)
+
+
+def _check_group(group: Sequence[Moments]) -> None:
+    if not group:
+        raise BadRowsError("no moments: hand over those of at least one layer")
+    widths = [m.channels for m in group]
+    if len(set(widths)) > 1:
+        raise BadRowsError(
+            f"consumers of {widths} channels cannot share one w: hand over the consumers of one "
+            "channel group, each with its own block"
+        )
+
+
+def _checked(w: Tensor, channels: int) -> Tensor:
+    good = w.shape == (channels,) and bool((w >= 0).all()) and 0 < float(w.sum()) < math.inf
+    if not good:
+        raise BadSettingError(
+            f"start must be one non-negative weight for each of the {channels} channels, not all "
+            "zero: hand over an earlier answer for the same channels"
+        )
+    return w
+
+
+def _ridge_notes(objective: Objective, eps_l2: float) -> list[str]:
+    ridges = [c.ridge for c in objective.consumers if c.ridge > eps_l2]
+    if not ridges:
+        return []
+    return [f"ridge floored at rounding: {max(ridges):.1e} instead of eps_l2 = {eps_l2:.1e}"]
+
+
+def _joint(descent: Descent, channels: int, status: Status) -> JointSolution:
+    point = descent.point
+    kept = point.objective.channels
+    w = torch.zeros(channels, dtype=torch.float64)
+    w[kept] = point.w
+    common = {
+        "w": w,
+        "kept": kept,
+        "certificate": descent.certificate,
+        "status": status,
+        "widths": tuple(descent.widths),
+    }
+    parts = tuple(
+        _part(point, index, tuple(descent.trace), common)
+        for index in range(len(point.objective.consumers))
+    )
+    mse = sum(part.mse for part in parts) / len(parts)
+    return JointSolution(
+        loss=point.loss, mse=mse, trace=tuple(descent.trace), parts=parts, **common
+    )
+
+
+def _part(point: Point, index: int, trace: tuple[float, ...], common: dict) -> Solution:
+    consumer, L = point.objective.consumers[index], point.regressions[index]
+    U = L * consumer.scale(point.w)[:, None]
+    return Solution(
+        weight=U[1:].T.contiguous(),
+        bias=U[0].clone(),
+        loss=point.entropy_term + point.values[index],
+        mse=point.mse(index),
+        trace=trace,
+        **common,
+    )

@@ -18,7 +18,7 @@ demo: $(READY) ## choose pixels of the embedded digits, print the table
 	$(BIN)/python examples/digits.py
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
 check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/ruff format --check .

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from entrim.errors import BadRowsError, GramTooLargeError
@@ -27,14 +26,16 @@ class Moments:
 
     >>> import torch, entrim
     >>> x, y = torch.randn(100, 6), torch.randn(100, 2)
-    >>> both = entrim.Moments.of(x[:40], y[:40], block=3) + entrim.Moments.of(x[40:], y[40:], block=3)
-    >>> both.count, both.channels, both.outputs
-    (100, 2, 2)
+    >>> first, rest = (entrim.Moments.of(x[s], y[s], block=3) for s in (slice(40), slice(40, None)))
+    >>> first + rest
+    Moments(100 rows, 2 channels x 3 columns, 2 outputs)
     """
 
     count: int
-    gram_sum: Float[Tensor, "n+1 n+1"]
-    cross_sum: Float[Tensor, "n+1 M"]
+    gram_sum: Tensor
+    """Sum of z z', (n+1, n+1)."""
+    cross_sum: Tensor
+    """Sum of z y', (n+1, M)."""
     target_sum_sq: float
     block: int = 1
 

@@ -2,7 +2,7 @@
 
 import math
 from itertools import combinations
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,10 @@ from entrim.moments import Moments
 from entrim.solver.objective import Consumer
 from entrim.solver.refit import NormalEquations, refit
 
-Selector = Literal["greedy", "lasso", "magnitude", "random", "exhaustive"]
+if TYPE_CHECKING:
+    Selector = Literal["greedy", "lasso", "magnitude", "random", "exhaustive"]
+else:
+    Selector = str  # so that an unknown one is refused by us, with the remedy
 MOST_SUBSETS = 20_000
 
 

@@ -25,7 +25,7 @@ check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/ruff check .
 	$(BIN)/pyright --warnings
 	$(BIN)/lint-imports
-	$(BIN)/deptry src
+	$(BIN)/deptry src benchmarks examples
 	$(MAKE) wheel
 
 format: $(READY) ## rewrite the sources in the house style

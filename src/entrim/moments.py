@@ -1,7 +1,7 @@
 """Sufficient statistics of one layer's rows, and their algebra: a monoid under `+`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -90,6 +90,13 @@ class Moments:
         """The number M of outputs."""
         return self.cross_sum.shape[1]
 
+    def to(self, device: torch.device | str) -> "Moments":
+        """Return the same moments on another device; itself when they are there already."""
+        if self.gram_sum.device == torch.device(device):
+            return self
+        gram, cross = self.gram_sum.to(device), self.cross_sum.to(device)
+        return replace(self, gram_sum=gram, cross_sum=cross)
+
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of the rows of both."""
         if not isinstance(other, Moments):
@@ -100,10 +107,11 @@ class Moments:
                 f"moments of {mine} (channels, block, outputs) and of {its} cannot be added: "
                 "add moments of the same layer only"
             )
+        other = other.to(self.gram_sum.device)
         return Moments(
             count=self.count + other.count,
-            gram_sum=self.gram_sum + other.gram_sum.to(self.gram_sum.device),
-            cross_sum=self.cross_sum + other.cross_sum.to(self.cross_sum.device),
+            gram_sum=self.gram_sum + other.gram_sum,
+            cross_sum=self.cross_sum + other.cross_sum,
             target_sum_sq=self.target_sum_sq + other.target_sum_sq,
             block=self.block,
         )

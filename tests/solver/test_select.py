@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrim import Moments, refit, select
+from entrim import Moments, refit, select, solve_for
 from entrim.errors import BadSettingError, MissingExtraError
 from tests.layers import layer_moments, layer_rows, shapes
 
@@ -29,7 +29,7 @@ def test_updated_greedy_equals_greedy_solved_anew(seed, block, k):
 
 
 @settings(max_examples=25)
-@given(shapes(), st.data(), st.sampled_from(["greedy", "lasso", "magnitude", "random"]))
+@given(shapes(), st.data(), st.sampled_from(["entropic", "greedy", "lasso", "magnitude", "random"]))
 def test_every_selector_returns_k_ascending_channels(shape, data, method):
     m = layer_moments(**shape)
     k = data.draw(st.integers(1, shape["channels"]))
@@ -40,12 +40,30 @@ def test_every_selector_returns_k_ascending_channels(shape, data, method):
     assert set(kept.tolist()) <= set(range(m.channels))
 
 
-@pytest.mark.parametrize("method", ["greedy", "lasso", "exhaustive"])
+@pytest.mark.parametrize("method", ["entropic", "greedy", "lasso", "exhaustive"])
 def test_the_channels_that_make_the_output_are_found(method):
     x, _ = layer_rows(1, channels=8, block=4)
     y = x.unflatten(1, (-1, 4))[:, [2, 5, 6]].sum(2)
     kept = select(Moments.of(x, y, block=4), channels=3, method=method)
     assert kept.tolist() == [2, 5, 6]
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1000), st.sampled_from([1, 4]), st.integers(1, 6))
+def test_swaps_never_worsen_the_entropic_choice(seed, block, k):
+    m = layer_moments(seed, channels=7, block=block, outputs=4)
+    plain = refit(m, solve_for(m, channels=k).kept).mse
+    assert refit(m, select(m, channels=k, method="entropic")).mse <= plain * (1 + 1e-9)
+
+
+def test_after_swapping_no_exchange_for_the_cheapest_channel_helps():
+    m = layer_moments(11, channels=9, outputs=4)
+    kept = select(m, channels=4, method="entropic").tolist()
+    error = refit(m, kept).mse
+    cheapest = min(kept, key=lambda d: refit(m, [c for c in kept if c != d]).mse)
+    rest = [c for c in kept if c != cheapest]
+    others = set(range(9)) - set(kept)
+    assert min(refit(m, [*rest, c]).mse for c in others) >= error * (1 - 1e-9)
 
 
 def test_dead_channels_and_copies_go_first():
@@ -113,7 +131,7 @@ def test_channels_out_of_range_are_refused(k):
 
 
 def test_an_unknown_selector_names_the_known_ones():
-    with pytest.raises(BadSettingError, match="choose greedy, lasso"):
+    with pytest.raises(BadSettingError, match="choose entropic, greedy"):
         select(layer_moments(8), channels=2, method="best")  # type: ignore[arg-type]
 
 

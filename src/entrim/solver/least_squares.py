@@ -43,6 +43,11 @@ class NormalEquations:
         cross = m.cross_sum.index_select(0, columns) / m.count / scale[:, None]
         return cls(gram, cross, scale)
 
+    def among(self, columns: Int[Tensor, " k"]) -> "NormalEquations":
+        """Return the equations of some of the columns."""
+        gram = self.gram.index_select(0, columns).index_select(1, columns)
+        return NormalEquations(gram, self.cross[columns], self.scale[columns])
+
     def factor(self) -> Float[Tensor, "n1 n1"]:
         """Return the Cholesky factor of the matrix with its tiny ridge."""
         system = self.gram.clone()

@@ -101,10 +101,10 @@ def solve(
     [1, 5]
     """
     settings = Settings(eps_w=eps_w, eps_l2=eps_l2, method=method, tol=tol, max_solves=max_solves)
-    return answer(moments, settings, None if start is None else start_weights(start))
+    return settle(moments, settings, None if start is None else start_weights(start))
 
 
-def answer(
+def settle(
     moments: Moments | Sequence[Moments],
     settings: Settings,
     start: Float[Tensor, " D"] | None,

@@ -41,7 +41,7 @@ def solve_path(
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
     >>> [len(s.kept) for s in entrim.solve_path(m, eps=[1e-6, 0.1, 0.5])]
-    [8, 7, 6]
+    [8, 3, 1]
     """
     if len(eps) == 0 or any(b <= a for a, b in pairwise(eps)):
         raise BadSettingError(

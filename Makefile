@@ -35,7 +35,8 @@ format: $(READY) ## rewrite the sources in the house style
 bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.solver
 
-wheel: $(READY) ## build the wheel and import it from an empty folder
+wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
-	cd dist && ../$(BIN)/python -I -c "import sys, glob; sys.path.insert(0, glob.glob('*.whl')[0]); import entrim; assert '.whl' in entrim.__file__, entrim.__file__"
+	$(BIN)/pip install --quiet --no-deps --target dist/installed dist/*.whl
+	cd dist/installed && PYTHONPATH=. ../../$(BIN)/python -c "import entrim; print(entrim.__version__, entrim.__file__); assert 'installed' in entrim.__file__"

@@ -7,6 +7,7 @@ from benchmarks.lenet_layers import (
     network_accuracy,
     selection_quality,
 )
+from benchmarks.oracle import distance_from_the_best
 from benchmarks.record import write
 from benchmarks.wide_layer import (
     certificate_cost,
@@ -32,6 +33,7 @@ def main() -> None:
     add(path_against_cold(wide, case))
     del wide
     add(growth_with_rows())
+    add(distance_from_the_best())
     add(fast_against_reference(case))
     print(write("Solver", "make bench", sorted(sections)))
 

@@ -19,8 +19,8 @@ def wide_rows(images: int, channels: int = CHANNELS, seed: int = 0) -> tuple[Ten
     """Return patches (images*16, channels*9) and outputs of a 3x3 convolution on smooth maps.
 
     Few factors that vary smoothly over a 4x4 map are mixed into rectified channels with some noise
-    of their own, as in the late layers of a trained network. The outputs have unit variance, so that
-    eps means what it means in the paper. 500 images make 8,000 rows.
+    of their own, as in the late layers of a trained network. The outputs have unit variance, so
+    that eps means what it means in the paper. 500 images make 8,000 rows.
     """
     g = torch.Generator().manual_seed(seed)
     coarse = torch.randn(images, 48, 2, 2, generator=g)

@@ -1,0 +1,156 @@
+"""Rules for layers with weights: convolution, linear, normalisation, PReLU."""
+
+import torch
+
+from entrim.network.channels import Value
+from entrim.network.walk import Call, Result, Vector
+
+
+def convolution(call: Call) -> Result:
+    """Follow a convolution, transposed or not, of any number of dimensions and groups."""
+    weight, transposed = call.tensor("weight"), "transpose" in str(call.node.target)
+    if weight is None:
+        return call.walk.refuse(call, f"{call.owner()} convolves with a computed weight")
+    x, shape = call.value("input"), call.walk.shapes[weight]
+    axis = len(x.shape) - len(shape) + 1
+    columns, groups = call.walk.channels.along(x, axis), call.get("groups")
+    owner = call.owner()
+    if groups == 1:
+        out = _dense(call, weight, columns, transposed)
+    elif groups == len(columns):
+        out = _depthwise(call, weight, columns, transposed)
+        call.walk.count(owner, "groups", columns)
+    else:
+        out = _grouped(call, weight, columns, groups, transposed)
+    call.attach("bias", out)
+    call.walk.count(owner, "in_channels", columns)
+    call.walk.count(owner, "out_channels", out)
+    return Value(call.shape, axis, out)
+
+
+def _dense(call: Call, weight: str, columns: Vector, transposed: bool) -> Vector:
+    inputs, outputs = (0, 1) if transposed else (1, 0)
+    call.walk.bind(weight, inputs, columns)
+    _read(call, weight, inputs)
+    return call.walk.produce(call.layer(), weight, outputs)
+
+
+def _depthwise(call: Call, weight: str, columns: Vector, transposed: bool) -> Vector:
+    """Pass the ids through: an input takes the outputs made of it along, and the other way."""
+    shape = call.walk.shapes[weight]
+    multiplier = shape[1] if transposed else shape[0] // len(columns)
+    out = columns.repeat_interleave(multiplier)
+    call.walk.bind(weight, 0, columns if transposed else out)
+    return out
+
+
+def _grouped(call: Call, weight: str, columns: Vector, groups: int, transposed: bool) -> Vector:
+    """Couple equal offsets across groups, so that every group keeps as many channels."""
+    walk, layer = call.walk, call.layer()
+    offsets = columns.view(groups, -1)
+    walk.channels.unite(offsets[:-1], offsets[1:])
+    _read(call, weight, 0 if transposed else 1)
+    if transposed:
+        walk.bind(weight, 0, columns)
+        out = walk.produce(layer, weight, 1).repeat(groups)
+        walk.producers[layer] = out
+        return out
+    walk.bind(weight, 1, offsets[0])
+    return walk.produce(layer, weight, 0, groups)
+
+
+def linear(call: Call) -> Result:
+    """Follow a Linear; behind a Flatten the columns of one channel carry one id."""
+    weight = call.tensor("weight")
+    if weight is None or len(call.walk.shapes[weight]) != 2:
+        return call.walk.refuse(call, f"{call.owner()} multiplies by a computed weight")
+    x = call.value("input")
+    columns = call.walk.channels.along(x, -1)
+    call.walk.bind(weight, 1, columns)
+    _read(call, weight, 1)
+    out = call.walk.produce(call.layer(), weight, 0)
+    call.attach("bias", out)
+    call.walk.count(call.owner(), "in_features", columns)
+    call.walk.count(call.owner(), "out_features", out)
+    return Value(call.shape, len(call.shape) - 1, out)
+
+
+def _read(call: Call, weight: str, dim: int) -> None:
+    """Record the layer as a site, and where it could keep an intercept."""
+    home = "bias" if call.tensor("bias") == f"{call.layer()}.bias" else None
+    users = list(call.node.users)
+    if home is None and call.get("bias") is None and len(users) == 1:
+        user = Call.of(call.walk, users[0])
+        norm = user.tensor("running_mean")
+        if "batch_norm" in str(users[0].target) and norm is not None and not user.get("training"):
+            home = f"batchnorm:{norm.rpartition('.')[0]}"
+    known = call.walk.sites.setdefault(weight, (dim, home))
+    if known != (dim, home):
+        call.walk.sites[weight] = (dim, None)
+
+
+def norm_per_channel(call: Call) -> Result:
+    """Follow BatchNorm and InstanceNorm: statistics and parameters of a channel are its own."""
+    x = call.value("input")
+    ids = call.walk.channels.along(x, 1)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        call.attach(name, ids)
+    call.walk.count(_norm_owner(call), "num_features", ids)
+    return Value(call.shape, 1, ids)
+
+
+def group_norm(call: Call) -> Result:
+    """Follow GroupNorm: its statistics span a group, so only whole groups can go."""
+    ids, groups = call.walk.channels.along(call.value("input"), 1), call.get("num_groups")
+    owner = _norm_owner(call)
+    if groups == 1:
+        call.walk.channels.freeze(ids, f"{owner} is a GroupNorm over all channels at once")
+    together = ids.view(groups, -1).T
+    call.walk.channels.unite(together[:-1], together[1:])
+    call.attach("weight", ids)
+    call.attach("bias", ids)
+    call.walk.count(owner, "num_channels", ids)
+    call.walk.count(owner, "num_groups", ids, len(ids) // groups)
+    return Value(call.shape, 1, ids)
+
+
+def layer_norm(call: Call) -> Result:
+    """Follow LayerNorm: freeze the channels that its statistics span."""
+    x = call.value("input")
+    first = len(x.shape) - len(call.get("normalized_shape"))
+    if (x.axis or 0) >= first:
+        return call.walk.refuse(call, f"{call.owner()} is a LayerNorm over the channels")
+    for name in ("weight", "bias"):
+        if isinstance(call.get(name), torch.fx.Node):
+            ids = call.value(name).ids
+            call.walk.channels.freeze(ids, f"{call.owner()} is a LayerNorm over positions")
+    return Value(call.shape, x.axis, x.ids)
+
+
+def prelu(call: Call) -> Result:
+    """Follow PReLU: one slope for all channels, or one each."""
+    x, weight = call.value(), call.value("weight")
+    if weight.shape in ((), (1,)) or len(x.shape) < 2:
+        call.walk.channels.freeze(weight.ids, f"{call.owner()} has one slope for all channels")
+        return Value(call.shape, x.axis, x.ids)
+    ids = call.walk.channels.along(x, 1)
+    call.attach("weight", ids)
+    call.walk.count(call.owner(), "num_parameters", ids)
+    return Value(call.shape, 1, ids)
+
+
+def _norm_owner(call: Call) -> str:
+    named = ("weight", "running_mean")
+    return next((call.owner(name) for name in named if call.tensor(name)), call.owner())
+
+
+RULES = {
+    **{f"conv{n}d": convolution for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": convolution for n in (1, 2, 3)},
+    "linear": linear,
+    "batch_norm": norm_per_channel,
+    "instance_norm": norm_per_channel,
+    "group_norm": group_norm,
+    "layer_norm": layer_norm,
+    "prelu": prelu,
+}

@@ -1,0 +1,48 @@
+"""From a network and an example to its channel graph."""
+
+from torch import nn
+
+from entrim.errors import NothingToCutError
+from entrim.graph import ChannelGraph
+from entrim.network.follow import Example, follow
+from entrim.network.grouping import channel_graph
+from entrim.network.proof import Bench
+from entrim.network.surgery import attempt, stuck_groups
+
+WRITTEN = "its size is written into the network's code"
+
+
+def trace(model: nn.Module, example: Example) -> ChannelGraph:
+    """Return the channel graph of `model`, called with `example`: a tensor, a tuple or a dict.
+
+    The network is followed as it computes in eval mode and is not touched. Then about half of every
+    group is cut for trial: a group that the network's own code cannot follow is listed as frozen.
+    Cost: one torch.export, and four forward passes in double precision.
+
+    >>> import torch, entrim
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> print(entrim.trace(net, torch.randn(3, 4)))
+    group  channels  produced by
+    0      8         0
+    <BLANKLINE>
+    site  columns per channel  intercept goes to
+    2     0: 1                 bias
+    <BLANKLINE>
+    frozen  channels  because
+    2       2         it is an output of the network
+    """
+    graph = channel_graph(follow(model, example))
+    bench = Bench.of(model, example)
+    trial = {group.name: range(0, group.channels, 2) for group in graph.groups}
+    if not attempt(model, graph, trial, bench).error <= bench.tolerance:
+        graph = graph.freezing(stuck_groups(model, graph, trial, bench, bench.tolerance), WRITTEN)
+    if not graph.groups:
+        raise NothingToCutError(_why(model, graph))
+    return graph
+
+
+def _why(model: nn.Module, graph: ChannelGraph) -> str:
+    name = type(model).__name__
+    if not graph.frozen:
+        return f"{name} has no convolution or Linear: hand over a network that has channels"
+    return f"no channel of {name} can be cut: change what holds them, or hand over a part\n{graph}"

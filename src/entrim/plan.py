@@ -42,7 +42,8 @@ class Plan:
         if min_channels < 1:
             raise PlanError(f"min_channels is {min_channels}: every layer needs at least 1")
         for name, units in self.kept.items():
-            _check_group(graph, name, units, min_channels)
+            _check_group(graph, name, units)
+        _check_floor(graph, self, min_channels)
         for name, tensor in self.weights.items():
             _check_weight(graph, self, name, tensor)
 
@@ -90,7 +91,7 @@ def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:
     return numbers
 
 
-def _check_group(graph: ChannelGraph, name: str, units: Sequence[int], floor: int) -> None:
+def _check_group(graph: ChannelGraph, name: str, units: Sequence[int]) -> None:
     known = {group.name: group.channels for group in graph.groups}
     if name not in known:
         raise PlanError(f"no group {name!r} can be cut: {_why_not(graph, name)}")
@@ -99,14 +100,20 @@ def _check_group(graph: ChannelGraph, name: str, units: Sequence[int], floor: in
         raise PlanError(f"group {name} has channels 0 to {known[name] - 1}, not {outside[0]}")
     if not units:
         raise PlanError(
-            f"nothing is left of group {name}: keep at least {floor} of {known[name]} channels, or "
+            f"nothing is left of group {name}: keep at least one of its {known[name]} channels, or "
             "take the layer out of the network by hand"
         )
-    if len(units) < min(floor, known[name]):
-        raise PlanError(
-            f"{len(units)} channels of group {name} are below min_channels={floor}: keep more, or "
-            "lower min_channels"
-        )
+
+
+def _check_floor(graph: ChannelGraph, plan: Plan, floor: int) -> None:
+    for tensor, dims in graph.stays(plan.kept).items():
+        for dim, stay in dims.items():
+            if len(stay) < min(floor, graph.shapes[tensor][dim]):
+                raise PlanError(
+                    f"{len(stay)} channels along dimension {dim} of {tensor} are below "
+                    f"min_channels={floor}: keep more in the groups that it belongs to"
+                    + (", or lower min_channels" if stay else "")
+                )
 
 
 def _why_not(graph: ChannelGraph, name: str) -> str:

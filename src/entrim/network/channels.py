@@ -19,7 +19,7 @@ class Value:
 
     shape: tuple[int, ...]
     axis: int | None
-    ids: Int[Tensor, " n"]
+    ids: Int[Tensor, " _"]
 
 
 class Channels:
@@ -74,7 +74,7 @@ class Channels:
         self.freeze(ids, reason)
         return Value(tuple(shape), None, ids)
 
-    def along(self, value: Value, axis: int) -> Int[Tensor, " n"]:
+    def along(self, value: Value, axis: int) -> Int[Tensor, " _"]:
         """Return one id for every position along `axis`, uniting ids that share a position."""
         axis %= max(len(value.shape), 1)
         if value.axis == axis:

@@ -96,14 +96,10 @@ _OVER_DIMS = (
     "argmin softmax log_softmax cumsum cumprod sort median"
 )
 _PLANES = (
-    "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
-    "max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-    "adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
-    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa "
-    "_upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
-    "replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d"
+    "max_pool{} max_pool{}_with_indices avg_pool{} adaptive_avg_pool{} "
+    "adaptive_max_pool{} upsample_nearest{} _upsample_nearest_exact{} upsample_linear{} "
+    "upsample_bilinear{} upsample_trilinear{} upsample_bicubic{} _upsample_bilinear{}_aa "
+    "_upsample_bicubic{}_aa reflection_pad{} replication_pad{} grid_sampler_{}"
 )
 
 RULES = {
@@ -111,5 +107,5 @@ RULES = {
     **dict.fromkeys(_COPIES.split(), first),
     **dict.fromkeys(_DROPOUTS.split(), dropout),
     **dict.fromkeys(_OVER_DIMS.split(), over_dims),
-    **dict.fromkeys(_PLANES.split(), plane),
+    **{name.format(f"{n}d"): plane for name in _PLANES.split() for n in (1, 2, 3)},
 }

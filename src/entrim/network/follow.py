@@ -1,6 +1,7 @@
 """The walk through the exported graph, from the network's inputs to its outputs."""
 
 import copy
+import itertools
 import operator
 import warnings
 from collections.abc import Mapping
@@ -26,9 +27,7 @@ def follow(model: nn.Module, example: Example) -> Walk:
     still = copied(model).eval()
     program = _exported(still, example)
     names = _names(program, still)
-    tensors = {**dict(still.named_parameters()), **dict(still.named_buffers())}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    walk = Walk(still, names, shapes)
+    walk = Walk(still, names, *_tensors(still))
     for node in program.graph.nodes:
         if node.op == "output":
             _freeze_outputs(walk, node)
@@ -67,6 +66,21 @@ def _exported(model: nn.Module, example: Example) -> ExportedProgram:
             f"({type(error).__name__}: {error}): check that the network runs on the example, and "
             "that no `if` in its forward depends on the values of a tensor"
         ) from error
+
+
+def _tensors(
+    model: nn.Module,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, ...]]]:
+    """Return the shape of every tensor, and all names of each by its first."""
+    shapes, aliases, first = {}, {}, {}
+    every = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    for name, tensor in every:
+        stand = first.setdefault(id(tensor), name)
+        shapes[name] = tuple(tensor.shape)
+        aliases[stand] = (*aliases.get(stand, ()), name)
+    return shapes, aliases
 
 
 def _names(program: ExportedProgram, model: nn.Module) -> dict[fx.Node, str]:

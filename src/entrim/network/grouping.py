@@ -68,7 +68,7 @@ def _members(walk: Walk, place: Place, sizes: Mapping[str, int]) -> dict[str, li
     members: dict[str, list[Member]] = {name: [] for name in sizes}
     for (tensor, dim), ids in walk.bindings.items():
         for name, positions in _positions(walk, ids, place, sizes).items():
-            members[name].append(Member(tensor, dim, positions))
+            members[name] += [Member(alias, dim, positions) for alias in walk.aliases[tensor]]
     return members
 
 

@@ -9,22 +9,22 @@ from entrim.network.walk import Call, Result, Vector
 def convolution(call: Call) -> Result:
     """Follow a convolution, transposed or not, of any number of dimensions and groups."""
     weight, transposed = call.tensor("weight"), "transpose" in str(call.node.target)
+    x = call.value("input")
     if weight is None:
-        return call.walk.refuse(call, f"{call.owner()} convolves with a computed weight")
-    x, shape = call.value("input"), call.walk.shapes[weight]
+        return _computed(call, len(x.shape) - len(call.value("weight").shape) + 1)
+    shape = call.walk.shapes[weight]
     axis = len(x.shape) - len(shape) + 1
     columns, groups = call.walk.channels.along(x, axis), call.get("groups")
-    owner = call.owner()
     if groups == 1:
         out = _dense(call, weight, columns, transposed)
     elif groups == len(columns):
         out = _depthwise(call, weight, columns, transposed)
-        call.walk.count(owner, "groups", columns)
+        call.count("groups", columns)
     else:
         out = _grouped(call, weight, columns, groups, transposed)
     call.attach("bias", out)
-    call.walk.count(owner, "in_channels", columns)
-    call.walk.count(owner, "out_channels", out)
+    call.count("in_channels", columns)
+    call.count("out_channels", out)
     return Value(call.shape, axis, out)
 
 
@@ -63,16 +63,24 @@ def linear(call: Call) -> Result:
     """Follow a Linear; behind a Flatten the columns of one channel carry one id."""
     weight = call.tensor("weight")
     if weight is None or len(call.walk.shapes[weight]) != 2:
-        return call.walk.refuse(call, f"{call.owner()} multiplies by a computed weight")
+        return _computed(call, -1)
     x = call.value("input")
     columns = call.walk.channels.along(x, -1)
     call.walk.bind(weight, 1, columns)
     _read(call, weight, 1)
     out = call.walk.produce(call.layer(), weight, 0)
     call.attach("bias", out)
-    call.walk.count(call.owner(), "in_features", columns)
-    call.walk.count(call.owner(), "out_features", out)
+    call.count("in_features", columns)
+    call.count("out_features", out)
     return Value(call.shape, len(call.shape) - 1, out)
+
+
+def _computed(call: Call, axis: int) -> Result:
+    """Freeze a layer whose weight is not a parameter, and list it."""
+    result = call.walk.refuse(call, f"{call.layer()} has a computed weight")
+    if isinstance(result, Value):
+        call.walk.producers.setdefault(call.layer(), call.walk.channels.along(result, axis))
+    return result
 
 
 def _read(call: Call, weight: str, dim: int) -> None:
@@ -95,22 +103,21 @@ def norm_per_channel(call: Call) -> Result:
     ids = call.walk.channels.along(x, 1)
     for name in ("weight", "bias", "running_mean", "running_var"):
         call.attach(name, ids)
-    call.walk.count(_norm_owner(call), "num_features", ids)
+    call.count("num_features", ids)
     return Value(call.shape, 1, ids)
 
 
 def group_norm(call: Call) -> Result:
     """Follow GroupNorm: its statistics span a group, so only whole groups can go."""
     ids, groups = call.walk.channels.along(call.value("input"), 1), call.get("num_groups")
-    owner = _norm_owner(call)
     if groups == 1:
-        call.walk.channels.freeze(ids, f"{owner} is a GroupNorm over all channels at once")
+        call.walk.channels.freeze(ids, f"{call.layer()} is a GroupNorm over all channels at once")
     together = ids.view(groups, -1).T
     call.walk.channels.unite(together[:-1], together[1:])
     call.attach("weight", ids)
     call.attach("bias", ids)
-    call.walk.count(owner, "num_channels", ids)
-    call.walk.count(owner, "num_groups", ids, len(ids) // groups)
+    call.count("num_channels", ids)
+    call.count("num_groups", ids, len(ids) // groups)
     return Value(call.shape, 1, ids)
 
 
@@ -119,11 +126,11 @@ def layer_norm(call: Call) -> Result:
     x = call.value("input")
     first = len(x.shape) - len(call.get("normalized_shape"))
     if (x.axis or 0) >= first:
-        return call.walk.refuse(call, f"{call.owner()} is a LayerNorm over the channels")
+        return call.walk.refuse(call, f"{call.layer()} is a LayerNorm over the channels")
     for name in ("weight", "bias"):
         if isinstance(call.get(name), torch.fx.Node):
             ids = call.value(name).ids
-            call.walk.channels.freeze(ids, f"{call.owner()} is a LayerNorm over positions")
+            call.walk.channels.freeze(ids, f"{call.layer()} is a LayerNorm over positions")
     return Value(call.shape, x.axis, x.ids)
 
 
@@ -131,17 +138,12 @@ def prelu(call: Call) -> Result:
     """Follow PReLU: one slope for all channels, or one each."""
     x, weight = call.value(), call.value("weight")
     if weight.shape in ((), (1,)) or len(x.shape) < 2:
-        call.walk.channels.freeze(weight.ids, f"{call.owner()} has one slope for all channels")
+        call.walk.channels.freeze(weight.ids, f"{call.layer()} has one slope for all channels")
         return Value(call.shape, x.axis, x.ids)
     ids = call.walk.channels.along(x, 1)
     call.attach("weight", ids)
-    call.walk.count(call.owner(), "num_parameters", ids)
+    call.count("num_parameters", ids)
     return Value(call.shape, 1, ids)
-
-
-def _norm_owner(call: Call) -> str:
-    named = ("weight", "running_mean")
-    return next((call.owner(name) for name in named if call.tensor(name)), call.owner())
 
 
 RULES = {

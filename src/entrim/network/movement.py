@@ -19,14 +19,16 @@ def move(call: Call) -> Result:
 
 def reshape(call: Call) -> Result:
     """Follow a reshape: no axis of the old shape has a claim in the new one."""
-    return _read_off(call, None)
+    full = call.walk.channels.spread(call.value())
+    if full.numel() != math.prod(call.shape):
+        return call.walk.refuse(call, f"{call.node.name} reads bits as another type")
+    return call.walk.channels.gather(full.reshape(call.shape))
 
 
-def like(call: Call) -> Result:
-    """Follow a reshape whose second tensor only lends its shape."""
-    x, shape = call.walk.channels.spread(call.value()), call.shape
-    operation = x.expand if "expand" in str(call.node.target) else x.reshape
-    return call.walk.channels.gather(operation(shape))
+def expand(call: Call) -> Result:
+    """Follow an expansion, also one to the shape of another tensor."""
+    x = call.value()
+    return call.walk.channels.gather(call.walk.channels.spread(x).expand(call.shape), x.axis)
 
 
 def stack(call: Call) -> Result:
@@ -126,10 +128,10 @@ def _first_axis(call: Call) -> int | None:
     return axes[0] if axes else None
 
 
-_RESHAPES = "view reshape _unsafe_view flatten unflatten squeeze unsqueeze"
+_RESHAPES = "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as"
 _MOVES = (
     "permute transpose t movedim moveaxis swapaxes swapdims numpy_T mT adjoint cat concat "
-    "concatenate expand repeat tile flip pixel_shuffle pixel_unshuffle"
+    "concatenate repeat tile flip pixel_shuffle pixel_unshuffle"
 )
 _PARTS = "slice split split_with_sizes chunk narrow select unbind tensor_split unsafe_split"
 
@@ -137,7 +139,7 @@ RULES = {
     **dict.fromkeys(_RESHAPES.split(), reshape),
     **dict.fromkeys(_MOVES.split(), move),
     **dict.fromkeys(_PARTS.split(), part),
-    **dict.fromkeys(("view_as", "reshape_as", "expand_as"), like),
+    **dict.fromkeys(("expand", "expand_as"), expand),
     **dict.fromkeys(("pad", "constant_pad_nd"), pad),
     "stack": stack,
     "channel_shuffle": channel_shuffle,

@@ -122,12 +122,15 @@ def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
     small = copied(model)
     for parameter in small.parameters():
         parameter.grad = None
+    done: set[int] = set()
     for name, dims in graph.stays(kept).items():
         old = _find(small, name)
+        if id(old) in done:
+            continue
         new = old.detach()
         for dim, positions in dims.items():
             new = new.index_select(dim, torch.tensor(positions, device=old.device))
-        _replace(small, old, _in_format_of(old, new))
+        done.add(id(_replace(small, old, _in_format_of(old, new))))
     for (module, attribute), fall in graph.drops(kept).items():
         owner = small.get_submodule(module)
         setattr(owner, attribute, getattr(owner, attribute) - fall)
@@ -198,14 +201,15 @@ def _find(model: nn.Module, name: str) -> Tensor:
     return getattr(model.get_submodule(owner), leaf)
 
 
-def _replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
-    """Put `new` wherever `old` is registered; shared tensors stay shared."""
+def _replace(model: nn.Module, old: Tensor, new: Tensor) -> Tensor:
+    """Put `new` wherever `old` is registered and return it; shared tensors stay shared."""
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     for module in model.modules():
         store: Any
         for store in (module._parameters, module._buffers):
             store.update({leaf: new for leaf, tensor in store.items() if tensor is old})
+    return new
 
 
 def _in_format_of(old: Tensor, new: Tensor) -> Tensor:

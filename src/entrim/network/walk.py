@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from entrim.network.channels import Channels, Value
 
 Result = Value | tuple[Value | None, ...] | None
-Vector = Int[Tensor, " n"]
+Vector = Int[Tensor, " _"]
 
 
 @dataclass(slots=True)
@@ -22,6 +22,8 @@ class Walk:
     names: Mapping[fx.Node, str]
     """Placeholder of a parameter or buffer -> its name."""
     shapes: Mapping[str, tuple[int, ...]]
+    aliases: Mapping[str, tuple[str, ...]]
+    """Parameter or buffer -> all its names, the first one first."""
     channels: Channels = field(default_factory=Channels)
     values: dict[fx.Node, Result] = field(default_factory=dict)
     bindings: dict[tuple[str, int], Vector] = field(default_factory=dict)
@@ -48,15 +50,6 @@ class Walk:
         self.producers.setdefault(layer, ids)
         return ids
 
-    def count(self, module: str, name: str, ids: Vector, step: int = 1) -> None:
-        """Keep the attribute `name` of `module` true when `ids` shrink."""
-        try:
-            value = getattr(self.module.get_submodule(module), name, None)
-        except AttributeError:
-            return
-        if value == len(ids) // step:
-            self.attributes.setdefault((module, name), (ids, step))
-
     def value(self, node: fx.Node) -> Value:
         """Return the value of a node that holds one tensor; a parameter's ids are made here."""
         if node not in self.values:
@@ -68,7 +61,10 @@ class Walk:
 
     def refuse(self, call: "Call", reason: str) -> Result:
         """Freeze everything that goes into `call` and comes out of it."""
-        for value in call.operands():
+        operands = list(call.operands())
+        if not operands:
+            reason = f"{call.node.name} makes a tensor of fixed size"
+        for value in operands:
             self.channels.freeze(value.ids, reason)
         return call.results(lambda shape: self.channels.frozen(shape, reason))
 
@@ -137,17 +133,25 @@ class Call:
         else:
             self.walk.channels.unite(self.walk.channels.along(self.walk.value(node), 0), ids)
 
-    def owner(self, name: str = "weight") -> str:
-        """Return the module that owns the tensor handed over as `name`, else the one that calls."""
-        tensor = self.tensor(name)
+    def owners(self) -> tuple[str, ...]:
+        """Return the modules that have the weight or statistics in use, else the one that calls."""
+        tensor = self.tensor("weight") or self.tensor("running_mean")
         if tensor is not None:
-            return tensor.rpartition(".")[0]
+            return tuple(name.rpartition(".")[0] for name in self.walk.aliases[tensor])
         stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
-        return list(stack.values())[-1][0]
+        return (list(stack.values())[-1][0],)
+
+    def count(self, name: str, ids: Vector, step: int = 1) -> None:
+        """Keep the attribute `name` of the modules behind this call true when `ids` shrink."""
+        for owner in self.owners():
+            value = getattr(self.walk.module.get_submodule(owner), name, None)
+            if type(value) is int and value == len(ids) // step:
+                self.walk.attributes.setdefault((owner, name), (ids, step))
 
     def layer(self) -> str:
         """Return the name of the layer whose weight this is: its module, or the tensor itself."""
-        return (self.tensor("weight") or self.owner()).removesuffix(".weight")
+        name = self.tensor("weight") or self.owners()[0] or self.node.name
+        return name.removesuffix(".weight")
 
     @property
     def shape(self) -> tuple[int, ...]:

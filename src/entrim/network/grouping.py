@@ -88,7 +88,9 @@ def _positions(
     for position, root in enumerate(walk.channels.roots(ids).tolist()):
         if root in place:
             name, unit = place[root]
-            found.setdefault(name, [[] for _ in range(sizes[name])])[unit].append(position)
+            if name not in found:
+                found[name] = [[] for _ in range(sizes[name])]
+            found[name][unit].append(position)
     return {name: tuple(map(tuple, positions)) for name, positions in found.items()}
 
 

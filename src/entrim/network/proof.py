@@ -1,7 +1,8 @@
 """The proof that a cut is right: two networks must say the same on an example."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -13,11 +14,17 @@ from entrim.errors import SurgeryError
 from entrim.network.follow import Example, arguments, copied
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_IMAGES = 2
+"""How many images of the example are looked at inside the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How far the smaller network is from what it must compute, relative to the largest output."""
+    """How far the smaller network is from what it must compute.
+
+    The largest difference in any output of the network or of a layer that reads cut channels, each
+    relative to its own largest value: a branch that hardly reaches the output is proven too.
+    """
 
     sliced: float
     """Slices of the old weights against the original with the removed columns set to zero."""
@@ -26,6 +33,17 @@ class Proof:
     tolerance: float
     dtype: torch.dtype
     """The precision in which both were computed: double where the network runs in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where to look into a network: the outputs of one layer at the channels that stay."""
+
+    layer: str
+    axis: int
+    """Counted from the end."""
+    positions: Sequence[int] | None
+    """None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +62,7 @@ class Bench:
         bench = cls(example, torch.float64, double=True)
         if not any(p.device.type == "mps" for p in model.parameters()):
             try:
-                if any(leaf.dtype == torch.float64 for leaf in bench.run(model)):
+                if any(leaf.dtype == torch.float64 for leaf in bench.run(model, ())):
                     return bench
             except (RuntimeError, TypeError, ValueError):
                 pass
@@ -55,16 +73,43 @@ class Bench:
         """The relative error that rounding can explain."""
         return TOLERANCE.get(self.dtype, 1e-4)
 
-    def run(self, model: nn.Module) -> list[Tensor]:
-        """Return every tensor that a copy of `model` puts out in eval mode."""
+    def run(self, model: nn.Module, windows: Iterable[Window]) -> list[Tensor]:
+        """Return what a copy of `model` shows in eval mode: its outputs, then the windows."""
         still = copied(model).eval()
         args, kwargs = arguments(self.example)
         if self.double:
             still = still.double()
             args, kwargs = pytree.tree_map_only(Tensor, _doubled, (args, kwargs))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(still, windows) as seen:
             torch.manual_seed(0)
-            return _leaves(still(*args, **kwargs))
+            return [*_leaves(still(*args, **kwargs)), *seen]
+
+
+@contextmanager
+def _looking(model: nn.Module, windows: Iterable[Window]) -> Iterator[list[Tensor]]:
+    """Collect what `windows` show while `model` runs; the hooks go even on error."""
+    seen: list[Tensor] = []
+    hooks = [
+        model.get_submodule(window.layer).register_forward_hook(_shower(window, seen))
+        for window in windows
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _shower(window: Window, seen: list[Tensor]) -> Callable[..., None]:
+    def show(_: nn.Module, __: Any, output: Tensor) -> None:
+        if output.dim() + window.axis > 0:
+            output = output[:_IMAGES]
+        if window.positions is not None:
+            index = torch.tensor(window.positions, device=output.device)
+            output = output.index_select(window.axis, index)
+        seen.append(output.clone())
+
+    return show
 
 
 def difference(found: list[Tensor], wanted: list[Tensor]) -> float:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from entrim.errors import RolledBackWarning, SurgeryError
 from entrim.graph import ChannelGraph
 from entrim.network.follow import Example, copied, follow
 from entrim.network.grouping import channel_graph
-from entrim.network.proof import Bench, Proof, demand_numbers, difference
+from entrim.network.proof import Bench, Proof, Window, demand_numbers, difference
 from entrim.plan import Plan
 
 Kept = Mapping[str, Sequence[int]]
@@ -78,8 +79,8 @@ def cut(
     final = trial.error
     if plan.weights and final <= limit:
         _put(trial.model, plan.weights)
-        wanted = bench.run(zero_padded(model, graph, plan))
-        final = difference(bench.run(trial.model), wanted)
+        wanted = bench.run(zero_padded(model, graph, plan), _windows(model, graph, plan.kept))
+        final = difference(bench.run(trial.model, _windows(model, graph)), wanted)
     proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
     _demand(proof, trial.failure)
     return Cut(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
@@ -98,10 +99,10 @@ class Attempt:
 def attempt(model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench) -> Attempt:
     """Return `model` cut to `kept`, compared with the original that does not read what goes."""
     small = sliced(model, graph, kept)
-    wanted = bench.run(masked(model, graph, kept))
+    wanted = bench.run(masked(model, graph, kept), _windows(model, graph, kept))
     demand_numbers(wanted)
     try:
-        return Attempt(small, difference(bench.run(small), wanted))
+        return Attempt(small, difference(bench.run(small, _windows(model, graph)), wanted))
     except Exception as error:
         return Attempt(small, math.inf, f"{type(error).__name__}: {error}")
 
@@ -155,10 +156,30 @@ def zero_padded(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
     with torch.no_grad():
         for name, new in plan.weights.items():
             old = _find(full, name)
-            dims = stays.get(name, {})
-            where = [torch.tensor(dims.get(d, range(n))) for d, n in enumerate(old.shape)]
-            old[torch.meshgrid(*where, indexing="ij")] = new.to(old)
+            where = [
+                torch.tensor(stays.get(name, {}).get(dim, range(size)))
+                for dim, size in enumerate(old.shape)
+            ]
+            old[torch.meshgrid(*where, indexing="ij") if where else ...] = new.to(old)
     return full
+
+
+def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) -> list[Window]:
+    """Return a window on every layer that reads cut channels, at the outputs that `kept` keeps."""
+    modules, stays = dict(model.named_modules()), graph.stays(kept or {})
+    windows = []
+    for site in graph.sites:
+        layer = modules.get(site.layer)
+        if not isinstance(layer, nn.Linear | _ConvNd):
+            continue
+        rank, positions = len(graph.shapes[site.weight]), None
+        stay = stays.get(site.weight, {}).get(1 - site.dim)
+        if stay is not None:
+            size = graph.shapes[site.weight][1 - site.dim]
+            copies = layer.groups if isinstance(layer, _ConvNd) and layer.transposed else 1
+            positions = [copy * size + place for copy in range(copies) for place in stay]
+        windows.append(Window(site.layer, 1 - rank, positions))
+    return windows
 
 
 def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:

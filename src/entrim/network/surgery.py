@@ -71,8 +71,10 @@ def cut(
     plan.validate(graph, min_channels)
     bench = Bench.of(model, example)
     limit = bench.tolerance if tolerance is None else tolerance
-    trial = attempt(model, graph, plan.kept, bench)
-    stuck = () if trial.error <= limit else stuck_groups(model, graph, plan.kept, bench, limit)
+    trial, stuck = attempt(model, graph, plan.kept, bench), ()
+    beyond_rounding = max(limit, bench.tolerance)
+    if trial.error > beyond_rounding:
+        stuck = stuck_groups(model, graph, plan.kept, bench, beyond_rounding)
     if stuck:
         plan = _roll_back(plan, graph, stuck)
         trial = attempt(model, graph, plan.kept, bench)
@@ -114,7 +116,7 @@ def stuck_groups(
     return tuple(
         name
         for name, units in kept.items()
-        if not attempt(model, graph, {name: units}, bench).error <= limit
+        if attempt(model, graph, {name: units}, bench).error > limit
     )
 
 

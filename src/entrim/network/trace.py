@@ -34,7 +34,7 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
     graph = channel_graph(follow(model, example))
     bench = Bench.of(model, example)
     trial = {group.name: range(0, group.channels, 2) for group in graph.groups}
-    if not attempt(model, graph, trial, bench).error <= bench.tolerance:
+    if attempt(model, graph, trial, bench).error > bench.tolerance:
         graph = graph.freezing(stuck_groups(model, graph, trial, bench, bench.tolerance), WRITTEN)
     if not graph.groups:
         raise NothingToCutError(_why(model, graph))

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entrim import Plan, apply_plan, trace
-from entrim.errors import NothingToCutError, RolledBackWarning, SurgeryError, TraceError
+from entrim.errors import (
+    NothingToCutError,
+    PlanError,
+    RolledBackWarning,
+    SurgeryError,
+    TraceError,
+)
 from entrim.graph import Member
 from entrim.network import cut
 from entrim.plan import place_intercept
@@ -169,6 +175,34 @@ def test_a_wrong_graph_is_caught_and_nothing_is_handed_out(model: Small, images:
     with pytest.warns(RolledBackWarning, match="cannot follow a cut of c"):
         result = cut(model, PLAN, images, graph=wrong)
     assert (result.rolled_back, dict(result.plan.kept)) == (("c",), {"a": (0, 3, 4)})
+
+
+def test_a_graph_of_another_network_is_refused(model: Small, images: Tensor) -> None:
+    graph = trace(model, images)
+    small = apply_plan(model, PLAN, images)
+    with pytest.raises(PlanError, match=r"the graph knows a.weight as \(8, 3, 3, 3\)"):
+        cut(small, PLAN, images, graph=graph)
+
+
+def test_an_intercept_has_no_home_in_a_batchnorm_that_serves_two_layers(images: Tensor) -> None:
+    def body(n: Any, x: Tensor) -> Tensor:
+        x = n.a(x)
+        return n.d(n.norm(n.b(x)) + n.norm(n.c(x)))
+
+    layers = {name: conv(6, 6, bias=False) for name in "bc"}
+    net = Net(body, a=conv(3, 6), norm=nn.BatchNorm2d(6), d=conv(6, 4), **layers)
+    homes = {site.layer: site.bias_home for site in trace(net, images).sites}
+    assert homes == {"b": None, "c": None, "d": "bias"}
+
+
+def test_a_layer_that_only_training_uses_is_listed(images: Tensor) -> None:
+    def body(n: Any, x: Tensor) -> Any:
+        x = n.a(x)
+        return (n.b(x), n.extra(x)) if n.training else n.b(x)
+
+    net = Net(body, a=conv(3, 6), b=conv(6, 4), extra=conv(6, 4))
+    frozen = {f.layer: f.reason for f in trace(net, images).frozen}
+    assert "not used in eval mode" in frozen["extra"]
 
 
 def test_an_error_above_tolerance_is_refused(model: Small, images: Tensor) -> None:

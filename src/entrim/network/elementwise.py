@@ -26,10 +26,12 @@ def pointwise(call: Call) -> Result:
     axis = max(axes, key=lambda a: (shape[a] > 1, axes.count(a)))
     vectors = []
     for value, lead in operands:
-        if axis < lead or value.shape[axis - lead] < shape[axis]:
+        if axis < lead or value.shape[axis - lead] == 1 < shape[axis]:
             channels.freeze(value.ids, f"{call.node.name} spreads it over all channels")
-        else:
+        elif value.shape[axis - lead] == shape[axis]:
             vectors.append(channels.along(value, axis - lead))
+        else:
+            return call.walk.refuse(call, f"{call.node.name} does not broadcast")
     for vector in vectors[1:]:
         channels.unite(vectors[0], vector)
     return Value(shape, axis, vectors[0])

@@ -4,7 +4,7 @@ import copy
 import itertools
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ def follow(model: nn.Module, example: Example) -> Walk:
     program = _exported(still, example)
     names = _names(program, still)
     walk = Walk(still, names, *_tensors(still))
+    walk.idle.update(name for node, name in names.items() if not node.users)
     for node in program.graph.nodes:
         if node.op == "output":
             _freeze_outputs(walk, node)
@@ -111,11 +112,20 @@ def _step(walk: Walk, node: fx.Node) -> Result:
         if name in _SILENT:
             return None
         if elementwise.is_pointwise(node.target):
-            return elementwise.pointwise(call)
+            return _obey(elementwise.pointwise, call)
         rule = _RULES.get(name.removesuffix("_") if _in_place(call) else name)
         if rule is not None:
-            return rule(call)
+            return _obey(rule, call)
     return walk.refuse(call, f"no rule for the operation {namespace or node.op}::{name}")
+
+
+def _obey(rule: Callable[[Call], Result], call: Call) -> Result:
+    """Return what `rule` says; a call that it was not made for is frozen and named."""
+    try:
+        return rule(call)
+    except Exception as error:
+        reason = f"{call.node.name} could not be followed ({type(error).__name__}: {error})"
+        return call.walk.refuse(call, reason)
 
 
 def _in_place(call: Call) -> bool:

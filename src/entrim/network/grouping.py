@@ -114,6 +114,10 @@ def _frozen(walk: Walk, place: Place) -> Iterable[Frozen]:
         reasons = Counter(walk.channels.reason(root) or _ALONE for root in roots)
         for reason, count in reasons.items():
             yield Frozen(layer, count, reason)
+    for tensor in sorted(walk.idle):
+        if tensor.endswith(".weight") and len(walk.shapes[tensor]) > 1:
+            yield Frozen(tensor.removesuffix(".weight"), walk.shapes[tensor][0], _IDLE)
 
 
+_IDLE = "it is not used in eval mode; where training uses it, it may not fit the cut network"
 _ALONE = "all its channels live and die together"

@@ -85,16 +85,26 @@ def _computed(call: Call, axis: int) -> Result:
 
 def _read(call: Call, weight: str, dim: int) -> None:
     """Record the layer as a site, and where it could keep an intercept."""
-    home = "bias" if call.tensor("bias") == f"{call.layer()}.bias" else None
+    home = None
+    if call.tensor("bias") == f"{call.layer()}.bias" and _serves_only(call, call, "bias", weight):
+        home = "bias"
     users = list(call.node.users)
-    if home is None and call.get("bias") is None and len(users) == 1:
+    if call.get("bias") is None and len(users) == 1 and "batch_norm" in str(users[0].target):
         user = Call.of(call.walk, users[0])
-        norm = user.tensor("running_mean")
-        if "batch_norm" in str(users[0].target) and norm is not None and not user.get("training"):
-            home = f"batchnorm:{norm.rpartition('.')[0]}"
+        mean = user.tensor("running_mean") if not user.get("training") else None
+        if mean is not None and _serves_only(call, user, "running_mean", weight):
+            home = f"batchnorm:{mean.rpartition('.')[0]}"
     known = call.walk.sites.setdefault(weight, (dim, home))
     if known != (dim, home):
         call.walk.sites[weight] = (dim, None)
+
+
+def _serves_only(call: Call, holder: Call, name: str, weight: str) -> bool:
+    """Whether the tensor that `holder` is given as `name` acts on outputs of `weight` only."""
+    calls = [Call.of(call.walk, user) for user in holder.get(name).users]
+    if holder is not call:
+        calls = [Call.of(call.walk, user.get("input")) for user in calls]
+    return all(user.tensor("weight") == weight for user in calls)
 
 
 def norm_per_channel(call: Call) -> Result:

@@ -31,6 +31,16 @@ def expand(call: Call) -> Result:
     return call.walk.channels.gather(call.walk.channels.spread(x).expand(call.shape), x.axis)
 
 
+def concat(call: Call) -> Result:
+    """Follow a concatenation; of channels on their ids alone, whatever the size of the maps."""
+    values, channels = list(map(call.walk.value, call.get("tensors"))), call.walk.channels
+    dim = call.get("dim") % len(call.shape)
+    whole = all(len(value.shape) == len(call.shape) for value in values)
+    if whole and {value.axis for value in values} <= {None, dim}:
+        return Value(call.shape, dim, torch.cat([channels.along(value, dim) for value in values]))
+    return move(call)
+
+
 def stack(call: Call) -> Result:
     """Follow a stack: its new axis has a fixed number of places, so channels stay on theirs."""
     axis, dim = _first_axis(call), call.get("dim") % len(call.shape)
@@ -130,8 +140,8 @@ def _first_axis(call: Call) -> int | None:
 
 _RESHAPES = "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as"
 _MOVES = (
-    "permute transpose t movedim moveaxis swapaxes swapdims numpy_T mT adjoint cat concat "
-    "concatenate repeat tile flip pixel_shuffle pixel_unshuffle"
+    "permute transpose t movedim moveaxis swapaxes swapdims numpy_T mT adjoint "
+    "repeat tile flip pixel_shuffle pixel_unshuffle"
 )
 _PARTS = "slice split split_with_sizes chunk narrow select unbind tensor_split unsafe_split"
 
@@ -141,6 +151,7 @@ RULES = {
     **dict.fromkeys(_PARTS.split(), part),
     **dict.fromkeys(("expand", "expand_as"), expand),
     **dict.fromkeys(("pad", "constant_pad_nd"), pad),
+    **dict.fromkeys(("cat", "concat", "concatenate"), concat),
     "stack": stack,
     "channel_shuffle": channel_shuffle,
     "roll": roll,

@@ -4,13 +4,14 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from entrim.errors import RolledBackWarning, SurgeryError
+from entrim.errors import PlanError, RolledBackWarning, SurgeryError
 from entrim.graph import ChannelGraph
 from entrim.network.follow import Example, copied, follow
 from entrim.network.grouping import channel_graph
@@ -68,6 +69,7 @@ def cut(
     """
     if graph is None:
         graph = channel_graph(follow(model, example))
+    _check_graph(graph, model)
     plan.validate(graph, min_channels)
     bench = Bench.of(model, example)
     limit = bench.tolerance if tolerance is None else tolerance
@@ -182,6 +184,16 @@ def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) ->
             positions = [copy * size + place for copy in range(copies) for place in stay]
         windows.append(Window(site.layer, 1 - rank, positions))
     return windows
+
+
+def _check_graph(graph: ChannelGraph, model: nn.Module) -> None:
+    tensors = (model.named_parameters(), model.named_buffers())
+    for name, tensor in chain.from_iterable(tensors):
+        if graph.shapes.get(name) != tuple(tensor.shape):
+            raise PlanError(
+                f"the graph knows {name} as {graph.shapes.get(name)}, the network has "
+                f"{tuple(tensor.shape)}: hand over the graph that trace() returned for this network"
+            )
 
 
 def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:

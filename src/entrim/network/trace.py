@@ -3,7 +3,7 @@
 from torch import nn
 
 from entrim.errors import NothingToCutError
-from entrim.graph import ChannelGraph
+from entrim.graph import ChannelGraph, Group, Positions
 from entrim.network.follow import Example, follow
 from entrim.network.grouping import channel_graph
 from entrim.network.proof import Bench
@@ -33,12 +33,22 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
     """
     graph = channel_graph(follow(model, example))
     bench = Bench.of(model, example)
-    trial = {group.name: range(0, group.channels, 2) for group in graph.groups}
+    trial = {group.name: _half(group) for group in graph.groups}
     if attempt(model, graph, trial, bench).error > bench.tolerance:
         graph = graph.freezing(stuck_groups(model, graph, trial, bench, bench.tolerance), WRITTEN)
     if not graph.groups:
         raise NothingToCutError(_why(model, graph))
     return graph
+
+
+def _half(group: Group) -> list[int]:
+    """Return every other unit, and one more where a tensor would have nothing left."""
+    firsts = {_first(member.positions) for member in group.members}
+    return sorted(firsts.union(range(0, group.channels, 2)))
+
+
+def _first(positions: Positions) -> int:
+    return next(unit for unit, places in enumerate(positions) if places)
 
 
 def _why(model: nn.Module, graph: ChannelGraph) -> str:

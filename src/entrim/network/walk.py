@@ -24,6 +24,8 @@ class Walk:
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, tuple[str, ...]]
     """Parameter or buffer -> all its names, the first one first."""
+    idle: set[str] = field(default_factory=set)
+    """Parameters and buffers that nothing reads in eval mode."""
     channels: Channels = field(default_factory=Channels)
     values: dict[fx.Node, Result] = field(default_factory=dict)
     bindings: dict[tuple[str, int], Vector] = field(default_factory=dict)

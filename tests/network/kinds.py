@@ -259,6 +259,17 @@ def _() -> nn.Module:
     )
 
 
+@kind("a GroupNorm without parameters, used twice", {"a": 3})
+def _() -> nn.Module:
+    return Net(
+        lambda n, x: pooled(n, n.norm(n.b(n.norm(n.a(x))))),
+        a=conv(3, 6),
+        b=conv(6, 6),
+        norm=nn.GroupNorm(3, 6, affine=False),
+        fc=nn.Linear(6, 4),
+    )
+
+
 @kind("GroupNorm of one group", {"b": 5}, {"a": "GroupNorm over all channels"})
 def _() -> nn.Module:
     return Net(
@@ -576,6 +587,18 @@ def _() -> nn.Module:
         b=conv(6, 5),
         fc=nn.Linear(5, 4),
     )
+
+
+@kind("a tensor kept beside the parameters", {"b": 5}, {"a": "tensor of fixed size"})
+def _() -> nn.Module:
+    net = Net(
+        lambda n, x: pooled(n, n.b(n.a(x) * n.beside)),
+        a=conv(3, 6),
+        b=conv(6, 5),
+        fc=nn.Linear(5, 4),
+    )
+    net.beside = torch.rand(1, 6, 1, 1)
+    return net
 
 
 # --- Inputs, outputs, code ------------------------------------------------------------------------

@@ -24,6 +24,7 @@ BREAKS = {
     "depthwise with a multiplier": "removes the one input column that each of its kernels has",
     "InstanceNorm": "forgets its running statistics",
     "GroupNorm": "leaves num_groups as it was",
+    "a GroupNorm without parameters, used twice": "leaves num_groups as it was",
     "LayerNorm over positions": "cuts the parameters that belong to positions",
     "concat": "loses count where the network's input is concatenated too",
     "concat of positions": "takes it for a concatenation of channels",

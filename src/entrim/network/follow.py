@@ -26,12 +26,15 @@ def follow(model: nn.Module, example: Example) -> Walk:
     """Return what a walk through `model` in eval mode finds; the model is not touched."""
     still = copied(model).eval()
     program = _exported(still, example)
-    names = _names(program, still)
-    walk = Walk(still, names, *_tensors(still))
+    shapes, aliases = _tensors(still)
+    names = _names(program, aliases)
+    walk = Walk(still, names, shapes, aliases)
     walk.idle.update(name for node, name in names.items() if not node.users)
     for node in program.graph.nodes:
         if node.op == "output":
             _freeze_outputs(walk, node)
+        elif node.op == "placeholder" and node not in names:
+            walk.values[node] = _given(walk, node, program)
         elif node not in names:
             walk.values[node] = _step(walk, node)
     return walk
@@ -84,24 +87,26 @@ def _tensors(
     return shapes, aliases
 
 
-def _names(program: ExportedProgram, model: nn.Module) -> dict[fx.Node, str]:
+def _names(program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]) -> dict[fx.Node, str]:
     """Return the parameter or buffer behind each placeholder; shared tensors by one name."""
-    first = {id(tensor): name for name, tensor in model.named_parameters()}
-    first.update({id(tensor): name for name, tensor in model.named_buffers()})
+    first = {alias: name for name, others in aliases.items() for alias in others}
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    names = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in targets:
-            owner, _, leaf = targets[node.name].rpartition(".")
-            names[node] = first[id(getattr(model.get_submodule(owner), leaf))]
-    return names
+    return {
+        node: first[targets[node.name]]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in targets
+    }
+
+
+def _given(walk: Walk, node: fx.Node, program: ExportedProgram) -> Result:
+    is_input = node.name in program.graph_signature.user_inputs
+    what = "an input of the network" if is_input else "a tensor of fixed size"
+    return Call.of(walk, node).results(lambda s: walk.channels.frozen(s, f"{node} is {what}"))
 
 
 def _step(walk: Walk, node: fx.Node) -> Result:
     call = Call.of(walk, node)
-    if node.op == "placeholder":
-        return call.results(lambda s: walk.channels.frozen(s, f"{node} is an input of the network"))
     if node.target is operator.getitem:
         parts = walk.values[node.all_input_nodes[0]]
         index = node.args[1]

@@ -1,6 +1,6 @@
 """Rules for layers with weights: convolution, linear, normalisation, PReLU."""
 
-import torch
+from torch import fx
 
 from entrim.network.channels import Value
 from entrim.network.walk import Call, Result, Vector
@@ -101,10 +101,13 @@ def _read(call: Call, weight: str, dim: int) -> None:
 
 def _serves_only(call: Call, holder: Call, name: str, weight: str) -> bool:
     """Whether the tensor that `holder` is given as `name` acts on outputs of `weight` only."""
-    calls = [Call.of(call.walk, user) for user in holder.get(name).users]
+    nodes = list(holder.get(name).users)
     if holder is not call:
-        calls = [Call.of(call.walk, user.get("input")) for user in calls]
-    return all(user.tensor("weight") == weight for user in calls)
+        nodes = [Call.of(call.walk, node).get("input") for node in nodes]
+    return all(
+        isinstance(node, fx.Node) and Call.of(call.walk, node).tensor("weight") == weight
+        for node in nodes
+    )
 
 
 def norm_per_channel(call: Call) -> Result:
@@ -138,7 +141,7 @@ def layer_norm(call: Call) -> Result:
     if (x.axis or 0) >= first:
         return call.walk.refuse(call, f"{call.layer()} is a LayerNorm over the channels")
     for name in ("weight", "bias"):
-        if isinstance(call.get(name), torch.fx.Node):
+        if isinstance(call.get(name), fx.Node):
             ids = call.value(name).ids
             call.walk.channels.freeze(ids, f"{call.layer()} is a LayerNorm over positions")
     return Value(call.shape, x.axis, x.ids)

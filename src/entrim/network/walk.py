@@ -1,6 +1,6 @@
 """What is known while an exported graph is walked: values, tensors and who reads them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class Walk:
         if (tensor, dim) not in self.bindings:
             self.bindings[tensor, dim] = self.channels.fresh(size // copies).repeat(copies)
         ids = self.bindings[tensor, dim]
+        alike = ids.view(copies, -1)
+        self.channels.unite(alike[:-1], alike[1:])
         self.producers.setdefault(layer, ids)
         return ids
 
@@ -148,7 +150,8 @@ class Call:
         for owner in self.owners():
             value = getattr(self.walk.module.get_submodule(owner), name, None)
             if type(value) is int and value == len(ids) // step:
-                self.walk.attributes.setdefault((owner, name), (ids, step))
+                before, _ = self.walk.attributes.setdefault((owner, name), (ids, step))
+                self.walk.channels.unite(before, ids)
 
     def layer(self) -> str:
         """Return the name of the layer whose weight this is: its module, or the tensor itself."""
@@ -160,7 +163,7 @@ class Call:
         """The shape of the one tensor that comes out."""
         return _shape(self.node)
 
-    def results(self, make: Any) -> Result:
+    def results(self, make: Callable[[tuple[int, ...]], Value]) -> Result:
         """Return `make(shape)` for every tensor that comes out."""
         out = self.node.meta.get("val")
         if isinstance(out, Tensor):

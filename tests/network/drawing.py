@@ -242,6 +242,19 @@ def flattened(net: Drawn, a: int, b: int) -> None:
     net.then(run, width)
 
 
+def written(net: Drawn, a: int, b: int) -> None:
+    """Write a number of channels into the code, where a cut cannot reach it."""
+    width, side, half = net.width, net.side, max(1, net.width // 2)
+    kinds: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: torch.cat(x.split([half, width - half], 1)[::-1], 1),
+        lambda x: x.view(-1, width, side, side).relu(),
+        lambda x: torch.cat([x[:, :half], x[:, half:].sigmoid()], 1),
+        lambda x: x.reshape(x.shape[0], width, -1).view(x.shape),
+        lambda x: x * torch.linspace(0.5, 1, width).view(1, -1, 1, 1).to(x),
+    )
+    net.then(lambda _, x, __: kinds[a % len(kinds)](x))
+
+
 STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
     step.__name__: step
     for step in (
@@ -266,5 +279,6 @@ STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
         again,
         over_channels,
         flattened,
+        written,
     )
 }

@@ -114,12 +114,16 @@ def attempt(model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench) -> 
 def stuck_groups(
     model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench, limit: float
 ) -> tuple[str, ...]:
-    """Return the groups of `kept` that the network's own code cannot follow, tried one by one."""
-    return tuple(
-        name
-        for name, units in kept.items()
-        if attempt(model, graph, {name: units}, bench).error > limit
-    )
+    """Return the groups of `kept` that the network's own code cannot follow.
+
+    One group after the other joins the cut if the network still follows, so that what is left of
+    `kept` goes well together too. Cost: two forward passes a group.
+    """
+    follows: dict[str, Sequence[int]] = {}
+    for name, units in kept.items():
+        if attempt(model, graph, {**follows, name: units}, bench).error <= limit:
+            follows[name] = units
+    return tuple(name for name in kept if name not in follows)
 
 
 def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:

@@ -18,7 +18,7 @@ demo: $(READY) ## choose pixels of the embedded digits, print the table
 	$(BIN)/python examples/digits.py
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
 SECONDS ?= 60
 fuzz: $(READY) ## draw and cut random networks for SECONDS=60, print how many were wrong
@@ -29,7 +29,7 @@ check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/ruff check .
 	$(BIN)/pyright --warnings
 	$(BIN)/lint-imports
-	$(BIN)/deptry src
+	$(BIN)/deptry src benchmarks examples
 	$(MAKE) wheel
 
 format: $(READY) ## rewrite the sources in the house style
@@ -39,7 +39,8 @@ format: $(READY) ## rewrite the sources in the house style
 bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.solver
 
-wheel: $(READY) ## build the wheel and import it from an empty folder
+wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
-	cd dist && ../$(BIN)/python -I -c "import sys, glob; sys.path.insert(0, glob.glob('*.whl')[0]); import entrim; assert '.whl' in entrim.__file__, entrim.__file__"
+	$(BIN)/pip install --quiet --no-deps --target dist/installed dist/*.whl
+	cd dist/installed && PYTHONPATH=. ../../$(BIN)/python -c "import entrim; print(entrim.__version__, entrim.__file__); assert 'installed' in entrim.__file__"

@@ -1,11 +1,10 @@
 """Sufficient statistics of one layer's rows, and their algebra: a monoid under `+`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from entrim.errors import BadRowsError, GramTooLargeError
@@ -27,14 +26,16 @@ class Moments:
 
     >>> import torch, entrim
     >>> x, y = torch.randn(100, 6), torch.randn(100, 2)
-    >>> both = entrim.Moments.of(x[:40], y[:40], block=3) + entrim.Moments.of(x[40:], y[40:], block=3)
-    >>> both.count, both.channels, both.outputs
-    (100, 2, 2)
+    >>> first, rest = (entrim.Moments.of(x[s], y[s], block=3) for s in (slice(40), slice(40, None)))
+    >>> first + rest
+    Moments(100 rows, 2 channels x 3 columns, 2 outputs)
     """
 
     count: int
-    gram_sum: Float[Tensor, "n+1 n+1"]
-    cross_sum: Float[Tensor, "n+1 M"]
+    gram_sum: Tensor
+    """Sum of z z', (n+1, n+1)."""
+    cross_sum: Tensor
+    """Sum of z y', (n+1, M)."""
     target_sum_sq: float
     block: int = 1
 
@@ -89,6 +90,13 @@ class Moments:
         """The number M of outputs."""
         return self.cross_sum.shape[1]
 
+    def to(self, device: torch.device | str) -> "Moments":
+        """Return the same moments on another device; itself when they are there already."""
+        if self.gram_sum.device == torch.device(device):
+            return self
+        gram, cross = self.gram_sum.to(device), self.cross_sum.to(device)
+        return replace(self, gram_sum=gram, cross_sum=cross)
+
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of the rows of both."""
         if not isinstance(other, Moments):
@@ -99,10 +107,11 @@ class Moments:
                 f"moments of {mine} (channels, block, outputs) and of {its} cannot be added: "
                 "add moments of the same layer only"
             )
+        other = other.to(self.gram_sum.device)
         return Moments(
             count=self.count + other.count,
-            gram_sum=self.gram_sum + other.gram_sum.to(self.gram_sum.device),
-            cross_sum=self.cross_sum + other.cross_sum.to(self.cross_sum.device),
+            gram_sum=self.gram_sum + other.gram_sum,
+            cross_sum=self.cross_sum + other.cross_sum,
             target_sum_sq=self.target_sum_sq + other.target_sum_sq,
             block=self.block,
         )

@@ -1,10 +1,10 @@
 """Moments in, sparse weights out. Never sees a network."""
 
+from entrim.solver.answer import solve
+from entrim.solver.least_squares import Refit, refit
 from entrim.solver.path import solve_for, solve_path
-from entrim.solver.refit import Refit, refit
-from entrim.solver.select import select
+from entrim.solver.selection import select
 from entrim.solver.solution import JointSolution, Outcome, Solution, Status
-from entrim.solver.solve import solve
 
 __all__ = [
     "JointSolution",

@@ -12,6 +12,11 @@ from entrim.solver.solution import Outcome
 THRESHOLD = 1e-6
 """A channel below this importance goes (the paper's value)."""
 
+COPY = 1 - 1e-10
+"""Channels this much alike are the same up to rounding: one of them is enough."""
+NEAR_COPY = 0.99
+"""Channels this much alike may share their weight on a saddle that the gradient cannot see."""
+
 
 @dataclass(slots=True)
 class Descent:
@@ -24,6 +29,7 @@ class Descent:
     trace: list[float] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
     stalled: bool = False
+    compared: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod
     def start(
@@ -83,6 +89,31 @@ class Descent:
         if vanishing and self._try(self.point.objective.restrict(positive), w[positive]):
             return
         self.stalled = True
+
+    def merge_near_copies(self) -> bool:
+        """Give the weight of one near copy to the other where that lowers F; say whether it did.
+
+        From a uniform start two channels that are almost alike share their weight, and where they
+        do the gradient all but vanishes; only F itself tells that one of them is too many.
+        """
+        if self.pinned or self.outcome is not Outcome.CONVERGED:
+            return False
+        objective = self.point.objective
+        likeness = objective.likeness().tril(-1)
+        pairs = (likeness >= NEAR_COPY).nonzero()
+        closest = likeness[pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)
+        for j, i in pairs[closest].tolist():
+            names = (int(objective.channels[i]), int(objective.channels[j]))
+            if names in self.compared or self.exhausted:
+                continue
+            self.compared.add(names)
+            w = self.point.w.clone()
+            large, small = (i, j) if w[i] >= w[j] else (j, i)
+            w[large] += w[small]
+            w[small] = 0
+            if self.try_step(w):
+                return True
+        return False
 
     def _try(self, objective: Objective, w: Float[Tensor, " D"]) -> bool:
         point = objective.at(w)

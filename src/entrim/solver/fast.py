@@ -1,9 +1,9 @@
 """The fast method: majorise-minimise in U = L S, extrapolated.
 
 In U the ridge term reads (eps_l2 / M) (||U_0||^2 + sum_d ||U_d||^2 / w_d^2), so for fixed U the
-w-step is separable: with the concave entropy replaced by its tangent, w_d = (2 a_d / (c_d + nu))^(1/3)
-in closed form. Alternating in (L, w), as the paper does, zig-zags instead: the scales of w and of L
-fight each other.
+w-step is separable: with the concave entropy replaced by its tangent, it has the closed form
+w_d = (2 a_d / (c_d + nu))^(1/3). Alternating in (L, w), as the paper does, zig-zags instead: the
+scales of w and of L fight each other.
 """
 
 import torch
@@ -31,36 +31,42 @@ def descend(descent: Descent) -> None:
 
 
 def next_w(point: Point, floor: float) -> Float[Tensor, " D"]:
-    """Return the minimiser over the simplex of sum_d a_d / w_d^2 + c_d w_d with w >= `floor`."""
+    """Return the minimiser over the simplex of sum_d a_d / w_d^2 + c_d w_d with w >= `floor`.
+
+    Where no channel is used at all, any single one will do: the first.
+    """
     a2, c = 2 * point.pull, point.entropy_slope
     w = torch.full_like(c, floor)
     free = a2 > 0
+    if not bool(free.any()):
+        w[0] = 1
     while bool(free.any()):
         mass = 1 - floor * float((~free).sum())
         w[free] = _cube_root_shares(a2[free] / mass**3, c[free]) * mass
         low = free & (w < floor)
         if not bool(low.any()):
-            return w / w.sum()
+            break
         w[low] = floor
         free &= ~low
-    return w / w.sum() if floor > 0 else point.w
+    return w / w.sum()
 
 
 def _cube_root_shares(a2: Float[Tensor, " k"], c: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Return (a2 / (c + nu))^(1/3) with the one nu that makes the shares sum to 1.
 
     With h the sum, h^-3 is a power mean of functions linear in nu: concave and rising, so Newton
-    from the left, where the largest share alone is 1, never overshoots.
+    from the left, where the largest share alone is 1, never overshoots. nu is counted from the
+    smallest c, so that nothing cancels when a2 is tiny.
     """
-    nu = float((a2 - c).max())
-    for _ in range(100):
-        shares = (a2 / (c + nu)).pow(1 / 3)
-        h = float(shares.sum())
-        slope = float((shares / (c + nu)).sum())
-        step = (h - h**4) / -slope
-        if abs(step) <= 1e-15 * abs(nu) or abs(h - 1) <= 1e-15:
+    gap = c - c.min()
+    nu = float((a2 - gap).max())
+    shares = (a2 / (gap + nu)).pow(1 / 3)
+    while (h := float(shares.sum())) > 1 + 1e-14:
+        further = nu + (h**4 - h) / float((shares / (gap + nu)).sum())
+        if further == nu:
             break
-        nu += step
+        nu = further
+        shares = (a2 / (gap + nu)).pow(1 / 3)
     return shares
 
 

@@ -4,7 +4,7 @@
 
 with S = diag(1, w_1 .. w_1, .., w_D .. w_D), every w repeated `block` times. Several consumers of
 one channel group share w; their last two terms are averaged, so that eps keeps its meaning.
-Letters are those of docs/notation.md.
+Letters are those of docs/notation.md; n1 = n + 1 counts the constant of (1; X) too.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,9 @@ from entrim.errors import SingularMomentsError
 from entrim.moments import Moments
 
 EPS64 = torch.finfo(torch.float64).eps
-COPY_TOLERANCE = 1e-10
 
 
-def columns_of(channels: Int[Tensor, " k"], block: int) -> Int[Tensor, " k*block+1"]:
+def columns_of(channels: Int[Tensor, " k"], block: int) -> Int[Tensor, " n1"]:
     """Return the columns of (1; X) that belong to `channels`, the constant first."""
     offsets = torch.arange(block, device=channels.device)
     inner = (1 + channels[:, None] * block + offsets).reshape(-1)
@@ -38,8 +37,8 @@ def per_channel(values: Float[Tensor, " n"], block: int) -> Float[Tensor, " D"]:
 class Consumer:
     """One layer that reads the channel group: its moments, on the channels that are left."""
 
-    gram_sum: Float[Tensor, "n+1 n+1"]
-    cross_sum: Float[Tensor, "n+1 M"]
+    gram_sum: Float[Tensor, "n1 n1"]
+    cross_sum: Float[Tensor, "n1 M"]
     power: float
     count: int
     block: int
@@ -73,12 +72,17 @@ class Consumer:
         cross = self.cross_sum.index_select(0, columns)
         return Consumer(gram, cross, self.power, self.count, self.block, self.ridge)
 
-    def scale(self, w: Float[Tensor, " D"]) -> Float[Tensor, " n+1"]:
+    def products(self) -> Float[Tensor, "D D"]:
+        """Return the inner products of channels, column by column: O(D^2 block)."""
+        blocks = self.gram_sum[1:, 1:].unflatten(0, (-1, self.block)).unflatten(2, (-1, self.block))
+        return blocks.diagonal(dim1=1, dim2=3).sum(-1).cpu()
+
+    def scale(self, w: Float[Tensor, " D"]) -> Float[Tensor, " n1"]:
         """Return the diagonal of S."""
         s = w.to(self.gram_sum.device).repeat_interleave(self.block)
         return torch.cat([s.new_ones(1), s])
 
-    def ridge_step(self, w: Float[Tensor, " D"]) -> tuple[Float[Tensor, "n+1 M"], float]:
+    def ridge_step(self, w: Float[Tensor, " D"]) -> tuple[Float[Tensor, "n1 M"], float]:
         """Return L' = (S G S + ridge I)^-1 S C and the value of its two terms of F.
 
         At the minimiser those terms are (sum Y^2 / T - <S C, L'>) / M: one subtraction, O(n M).
@@ -100,7 +104,7 @@ class Consumer:
         return L, (self.power - float((target * L).sum())) / self.outputs
 
     def quadratic(
-        self, L: Float[Tensor, "n+1 M"]
+        self, L: Float[Tensor, "n1 M"]
     ) -> tuple[Float[Tensor, "D D"], Float[Tensor, " D"]]:
         """Return H and b of the squared error w'Hw - 2 b'w + const, with L fixed.
 
@@ -134,6 +138,22 @@ class Objective:
             return self
         consumers = tuple(c.restrict(positions) for c in self.consumers)
         return Objective(consumers, self.channels[positions], self.eps_w)
+
+    def live(self) -> Int[Tensor, " live"]:
+        """Return the positions of the channels that are not zero on every row of every consumer."""
+        energies = [per_channel(c.gram_sum.diagonal()[1:], c.block).cpu() for c in self.consumers]
+        return (torch.stack(energies).sum(0) > 0).nonzero()[:, 0]
+
+    def likeness(self) -> Float[Tensor, "D D"]:
+        """Return 1 - |x_i -+ x_j|^2 / (|x_i|^2 + |x_j|^2): 1 for copies, their sign apart.
+
+        The least over the consumers; two channels that are dead for one count as alike there.
+        """
+        parts = []
+        for products in (c.products() for c in self.consumers):
+            energy = products.diagonal()
+            parts.append(2 * products.abs() / (energy[:, None] + energy))
+        return torch.stack(parts).nan_to_num(nan=1.0).amin(0)
 
     def at(self, w: Float[Tensor, " D"]) -> "Point":
         """Return the best L for `w`, and what follows from it: one ridge solve a consumer."""
@@ -175,20 +195,20 @@ class Point:
         return self.objective.eps_w * (self.w.log() + 1)
 
     def certificate(self, floor: float) -> float:
-        """Return the first-order optimality residual, relative and dimensionless.
+        """Return the first-order optimality residual, relative and dimensionless; 1 on a ridge top.
 
         The gradient -2 a_d / w_d^3 + c_d must be one common number on the channels that stay; on
-        those held at `floor` it may also be larger.
+        those held at `floor` it may also be larger. That alone would pass a uniform w where entropy
+        outweighs the fit, a maximum: where two channels both curve down, 6 a_d / w_d^4 < |eps_w| /
+        w_d, moving weight from one to the other lowers F, and no gradient can excuse it.
         """
         fit = 2 * self.pull / self.w**3
         gradient = self.entropy_slope - fit
         free = self.w > floor
-        if not bool(free.any()):
-            return 0.0
-        low = float(gradient.min())
-        spread = float(gradient[free].max()) - low
-        size = float((fit + self.entropy_slope.abs()).max())
-        return spread / size if size > 0 else 0.0
+        if int((free & (3 * fit < -self.objective.eps_w)).sum()) > 1:
+            return 1.0
+        spread = float(gradient[free].max()) - float(gradient.min()) if bool(free.any()) else 0.0
+        return spread / float((fit + self.entropy_slope.abs()).max())
 
     def quadratic(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, " D"]]:
         """Return H and b of the mean squared error as a function of w, L fixed."""
@@ -203,27 +223,3 @@ class Point:
         c, L = self.objective.consumers[consumer], self.regressions[consumer]
         penalty = c.ridge / c.outputs * float(L.square().sum())
         return max(0.0, self.values[consumer] - penalty)
-
-
-def live_channels(moments: Sequence[Moments]) -> Int[Tensor, " live"]:
-    """Return the channels that are not zero on every row of every consumer."""
-    energies = [per_channel(m.gram_sum.diagonal()[1:], m.block).cpu() for m in moments]
-    return (torch.stack(energies).sum(0) > 0).nonzero()[:, 0]
-
-
-def distinct_channels(
-    moments: Sequence[Moments], live: Int[Tensor, " live"]
-) -> Int[Tensor, " distinct"]:
-    """Return `live` without the channels that copy one of lower index, its sign apart.
-
-    From a uniform start two copies would share their weight for ever: a saddle of F where the
-    gradient vanishes. Distances come from the Gram matrix alone, O(D^2 block).
-    """
-    copies = torch.ones(len(live), len(live), dtype=torch.bool)
-    for m in moments:
-        blocks = m.gram_sum[1:, 1:].unflatten(0, (-1, m.block)).unflatten(2, (-1, m.block))
-        inner = blocks.diagonal(dim1=1, dim2=3).sum(-1).cpu()[live][:, live]
-        energy = inner.diagonal()
-        both = energy[:, None] + energy
-        copies &= both - 2 * inner.abs() <= COPY_TOLERANCE * both
-    return live[~copies.tril(-1).any(1)]

@@ -1,6 +1,7 @@
 """From dense to sparse: a path of solutions, and the one with exactly k channels."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import overload
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from entrim.errors import BadSettingError
 from entrim.moments import Moments
+from entrim.solver.answer import Settings, candidates, consumers_of, settle
+from entrim.solver.objective import Objective
 from entrim.solver.solution import JointSolution, Solution
-from entrim.solver.solve import Settings, answer, candidates
 
 LADDER_FOOT = 1e-8
 LADDER_STEP = 2.0
@@ -38,10 +40,10 @@ def solve_path(
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
-    >>> [len(s.kept) for s in entrim.solve_path(m, eps=[1e-6, 1.0, 10.0])]
-    [8, 7, 6]
+    >>> [len(s.kept) for s in entrim.solve_path(m, eps=[1e-6, 0.1, 0.5])]
+    [8, 3, 1]
     """
-    if len(eps) == 0 or any(b <= a for a, b in zip(eps, eps[1:], strict=False)):
+    if len(eps) == 0 or any(b <= a for a, b in pairwise(eps)):
         raise BadSettingError(
             f"eps is {list(eps)}: hand over at least one value, strictly rising (dense to sparse)"
         )
@@ -49,7 +51,7 @@ def solve_path(
     w: Tensor | None = None
     for value in eps:
         settings = Settings(eps_w=-value, eps_l2=value, tol=tol, max_solves=max_solves)
-        path.append(answer(moments, settings, w))
+        path.append(settle(moments, settings, w))
         w = path[-1].w
     return path
 
@@ -80,18 +82,18 @@ def solve_for(
     >>> entrim.solve_for(m, channels=3).kept.tolist()
     [0, 1, 2]
     """
-    group = [moments] if isinstance(moments, Moments) else list(moments)
-    available, _ = candidates(group)
+    group = consumers_of(moments)
+    eps = LADDER_FOOT * _variance(group)
+    available, _ = candidates(Objective.of(group, -eps, eps))
     if not 1 <= channels <= len(available):
         raise BadSettingError(
             f"channels is {channels}: ask for 1 to {len(available)}, the number of live, distinct "
             f"channels among the {group[0].channels}"
         )
-    eps = LADDER_FOOT * _variance(group)
     w = torch.zeros(group[0].channels, dtype=torch.float64)
     w[available] = 1 / len(available)
     last = Settings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
-    found = answer(moments, last, w)
+    found = settle(moments, last, w)
     while len(found.kept) >= channels:
         w = found.w
         if len(found.kept) == channels:
@@ -102,11 +104,11 @@ def solve_for(
             tol=tol,
             max_solves=max_solves,
         )
-        found = answer(moments, last, w)
+        found = settle(moments, last, w)
     largest = w.topk(channels).indices
     cut = torch.zeros_like(w)
     cut[largest] = w[largest]
-    return answer(moments, last, cut, pinned=True)
+    return settle(moments, last, cut, pinned=True)
 
 
 def _variance(group: Sequence[Moments]) -> float:

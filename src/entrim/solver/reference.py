@@ -56,7 +56,7 @@ def w_step(point: Point, lowest: float) -> Float[Tensor, " D"]:
             "fun": lambda w: w.sum() - 1,
             "jac": lambda w: np.ones_like(w),
         },
-        options={"maxiter": 200, "ftol": 1e-12},
+        options={"maxiter": 100, "ftol": 1e-9},
     )
     w = np.clip(found.x, lowest, 1.0)
     w /= w.sum()

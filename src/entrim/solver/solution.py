@@ -66,7 +66,7 @@ class Choice:
 class Solution(Choice):
     """One layer's choice with the weights it needs on the channels that stay."""
 
-    weight: Float[Tensor, "M k*block"]
+    weight: Float[Tensor, "M columns"]
     """Channel-major: the `block` columns of each kept channel side by side."""
     bias: Float[Tensor, " M"]
 

@@ -19,7 +19,7 @@ RIDGE = 1e-10
 class Refit:
     """The best weights on given channels, channel-major, and their mean squared error."""
 
-    weight: Float[Tensor, "M k*block"]
+    weight: Float[Tensor, "M columns"]
     bias: Float[Tensor, " M"]
     mse: float
 
@@ -28,9 +28,9 @@ class Refit:
 class NormalEquations:
     """Mean second moments of some channels, scaled to a unit diagonal: Z = (1; X) / scale."""
 
-    gram: Float[Tensor, "n+1 n+1"]
-    cross: Float[Tensor, "n+1 M"]
-    scale: Float[Tensor, " n+1"]
+    gram: Float[Tensor, "n1 n1"]
+    cross: Float[Tensor, "n1 M"]
+    scale: Float[Tensor, " n1"]
 
     @classmethod
     def of(cls, m: Moments, kept: Int[Tensor, " k"]) -> "NormalEquations":
@@ -43,7 +43,12 @@ class NormalEquations:
         cross = m.cross_sum.index_select(0, columns) / m.count / scale[:, None]
         return cls(gram, cross, scale)
 
-    def factor(self) -> Float[Tensor, "n+1 n+1"]:
+    def among(self, columns: Int[Tensor, " k"]) -> "NormalEquations":
+        """Return the equations of some of the columns."""
+        gram = self.gram.index_select(0, columns).index_select(1, columns)
+        return NormalEquations(gram, self.cross[columns], self.scale[columns])
+
+    def factor(self) -> Float[Tensor, "n1 n1"]:
         """Return the Cholesky factor of the matrix with its tiny ridge."""
         system = self.gram.clone()
         system.diagonal().add_(RIDGE)

@@ -3,20 +3,23 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from entrim.errors import BadRowsError, BadSettingError, DeadInputError
 from entrim.moments import Moments
 from entrim.solver import fast, reference
-from entrim.solver.descent import Descent, uniform
-from entrim.solver.objective import Objective, Point, distinct_channels, live_channels
+from entrim.solver.descent import COPY, Descent, uniform
+from entrim.solver.objective import Objective, Point
 from entrim.solver.solution import Choice, JointSolution, Solution, Status
 
-Method = Literal["fast", "reference"]
+if TYPE_CHECKING:
+    Method = Literal["fast", "reference"]
+else:
+    Method = str  # so that an unknown one is refused by us, with the remedy
 Start = Choice | Tensor
 METHODS: dict[str, Callable[[Descent], None]] = {
     "fast": fast.descend,
@@ -98,10 +101,10 @@ def solve(
     [1, 5]
     """
     settings = Settings(eps_w=eps_w, eps_l2=eps_l2, method=method, tol=tol, max_solves=max_solves)
-    return answer(moments, settings, None if start is None else start_weights(start))
+    return settle(moments, settings, None if start is None else start_weights(start))
 
 
-def answer(
+def settle(
     moments: Moments | Sequence[Moments],
     settings: Settings,
     start: Float[Tensor, " D"] | None,
@@ -109,12 +112,11 @@ def answer(
     pinned: bool = False,
 ) -> Solution | JointSolution:
     """Return what `solve` returns; with `pinned`, every channel of the start stays."""
-    group = [moments] if isinstance(moments, Moments) else list(moments)
-    _check_group(group)
+    group = consumers_of(moments)
     objective = Objective.of(group, settings.eps_w, settings.eps_l2)
     notes = _ridge_notes(objective, settings.eps_l2)
     if start is None:
-        channels, more = candidates(group)
+        channels, more = candidates(objective)
         notes += more
         w = uniform(len(channels))
     else:
@@ -127,22 +129,27 @@ def answer(
         max_solves=settings.max_solves,
         pinned=pinned,
     )
-    METHODS[settings.method](descent)
+    descend = METHODS[settings.method]
+    descend(descent)
+    while descent.merge_near_copies():
+        descend(descent)
     joint = _joint(descent, group[0].channels, Status(descent.outcome, tuple(notes)))
     return joint.parts[0] if isinstance(moments, Moments) else joint
 
 
-def candidates(group: Sequence[Moments]) -> tuple[Tensor, list[str]]:
-    """Return the live, distinct channels of a group, and notes about the others."""
-    live = live_channels(group)
+def candidates(objective: Objective) -> tuple[Int[Tensor, " k"], list[str]]:
+    """Return the channels that are live and copy none of lower index, and notes on the others."""
+    total = len(objective.channels)
+    live = objective.live()
     if len(live) == 0:
         raise DeadInputError(
-            f"all {group[0].channels} input channels are zero on every row: check that the images "
-            "are normalised as the model expects, or leave this layer alone"
+            f"all {total} input channels are zero on every row: check that the images are "
+            "normalised as the model expects, or leave this layer alone"
         )
-    distinct = distinct_channels(group, live)
+    alike = objective.likeness()[live][:, live]
+    distinct = live[~(alike >= COPY).tril(-1).any(1)]
     notes = []
-    if dead := group[0].channels - len(live):
+    if dead := total - len(live):
         notes.append(f"{dead} dead channels dropped")
     if copies := len(live) - len(distinct):
         notes.append(f"{copies} copies of other channels dropped")
@@ -155,7 +162,9 @@ def start_weights(start: Start) -> Float[Tensor, " D"]:
     return w.detach().to("cpu", torch.float64)
 
 
-def _check_group(group: Sequence[Moments]) -> None:
+def consumers_of(moments: Moments | Sequence[Moments]) -> list[Moments]:
+    """Return the consumers of one channel group, refused when they cannot share it."""
+    group = [moments] if isinstance(moments, Moments) else list(moments)
     if not group:
         raise BadRowsError("no moments: hand over those of at least one layer")
     widths = [m.channels for m in group]
@@ -164,6 +173,7 @@ def _check_group(group: Sequence[Moments]) -> None:
             f"consumers of {widths} channels cannot share one w: hand over the consumers of one "
             "channel group, each with its own block"
         )
+    return group
 
 
 def _checked(w: Tensor, channels: int) -> Tensor:

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench wheel
+.PHONY: help demo test check fuzz format bench wheel
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -19,6 +19,10 @@ demo: $(READY) ## choose pixels of the embedded digits, print the table
 
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+SECONDS ?= 60
+fuzz: $(READY) ## draw and cut random networks for SECONDS=60, print how many were wrong
+	$(BIN)/python -m tests.network.fuzz --seconds $(SECONDS) --seed $$(date +%s)
 
 check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/ruff format --check .

@@ -3,7 +3,10 @@
 from importlib.metadata import version
 
 from entrim.errors import EntrimError
+from entrim.graph import ChannelGraph
 from entrim.moments import Moments
+from entrim.network import apply_plan, trace
+from entrim.plan import Plan
 from entrim.solver import (
     JointSolution,
     Outcome,
@@ -19,16 +22,20 @@ from entrim.solver import (
 
 __version__ = version("entrim")
 __all__ = [
+    "ChannelGraph",
     "EntrimError",
     "JointSolution",
     "Moments",
     "Outcome",
+    "Plan",
     "Refit",
     "Solution",
     "Status",
+    "apply_plan",
     "refit",
     "select",
     "solve",
     "solve_for",
     "solve_path",
+    "trace",
 ]

@@ -32,3 +32,23 @@ class MissingExtraError(EntrimError, ImportError):
         super().__init__(
             f'method="{method}" needs {package}: install it with pip install "entrim[{extra}]"'
         )
+
+
+class TraceError(EntrimError, ValueError):
+    """The network cannot be followed from its inputs to its outputs."""
+
+
+class NothingToCutError(TraceError):
+    """Every channel of the network is frozen, so there is nothing to choose from."""
+
+
+class PlanError(EntrimError, ValueError):
+    """A plan does not fit the network, or its file cannot be read."""
+
+
+class SurgeryError(EntrimError, ArithmeticError):
+    """The smaller network does not compute what the plan says, so it is not handed out."""
+
+
+class RolledBackWarning(UserWarning):
+    """A group was left at its full width, because the network's own code cannot follow its cut."""

@@ -1,0 +1,178 @@
+"""What is known while an exported graph is walked: values, tensors and who reads them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, fx, nn
+
+from entrim.network.channels import Channels, Value
+
+Result = Value | tuple[Value | None, ...] | None
+Vector = Int[Tensor, " _"]
+
+
+@dataclass(slots=True)
+class Walk:
+    """The state of one walk; rules read and extend it, nothing else does."""
+
+    module: nn.Module
+    names: Mapping[fx.Node, str]
+    """Placeholder of a parameter or buffer -> its name."""
+    shapes: Mapping[str, tuple[int, ...]]
+    aliases: Mapping[str, tuple[str, ...]]
+    """Parameter or buffer -> all its names, the first one first."""
+    idle: set[str] = field(default_factory=set)
+    """Parameters and buffers that nothing reads in eval mode."""
+    channels: Channels = field(default_factory=Channels)
+    values: dict[fx.Node, Result] = field(default_factory=dict)
+    bindings: dict[tuple[str, int], Vector] = field(default_factory=dict)
+    """(tensor, dimension) -> ids along it."""
+    producers: dict[str, Vector] = field(default_factory=dict)
+    """Layer -> ids of its outputs."""
+    sites: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    """Weight -> the dimension of its inputs, and where an intercept goes."""
+    attributes: dict[tuple[str, str], tuple[Vector, int]] = field(default_factory=dict)
+    """(module, attribute) -> ids it counts, and how many of them make one."""
+
+    def bind(self, tensor: str, dim: int, ids: Vector) -> Vector:
+        """Let `dim` of `tensor` follow `ids`, also where it follows others already."""
+        before = self.bindings.setdefault((tensor, dim), ids)
+        self.channels.unite(before, ids)
+        return before
+
+    def produce(self, layer: str, tensor: str, dim: int, copies: int = 1) -> Vector:
+        """Return the output ids of `layer`: new ones, `copies` times over, or those of before."""
+        size = self.shapes[tensor][dim]
+        if (tensor, dim) not in self.bindings:
+            self.bindings[tensor, dim] = self.channels.fresh(size // copies).repeat(copies)
+        ids = self.bindings[tensor, dim]
+        alike = ids.view(copies, -1)
+        self.channels.unite(alike[:-1], alike[1:])
+        self.producers.setdefault(layer, ids)
+        return ids
+
+    def value(self, node: fx.Node) -> Value:
+        """Return the value of a node that holds one tensor; a parameter's ids are made here."""
+        if node not in self.values:
+            self.values[node] = self._stored(self.names[node])
+        value = self.values[node]
+        if not isinstance(value, Value):
+            return self.channels.frozen(_shape(node), f"{node} is not a tensor")
+        return value
+
+    def refuse(self, call: "Call", reason: str) -> Result:
+        """Freeze everything that goes into `call` and comes out of it."""
+        operands = list(call.operands())
+        if not operands:
+            reason = f"{call.node.name} makes a tensor of fixed size"
+        for value in operands:
+            self.channels.freeze(value.ids, reason)
+        return call.results(lambda shape: self.channels.frozen(shape, reason))
+
+    def _stored(self, name: str) -> Value:
+        shape = self.shapes[name]
+        wide = [dim for dim, size in enumerate(shape) if size > 1]
+        if len(wide) > 1:
+            value = self.channels.frozen(shape, f"{name} is used as a whole, not by a known layer")
+            for dim in wide:
+                self.bind(name, dim, value.ids.expand(shape[dim]))
+            return value
+        if not wide:
+            return self.channels.frozen(shape, f"{name} has one element")
+        return Value(shape, wide[0], self.bind(name, wide[0], self.channels.fresh(shape[wide[0]])))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation of the exported graph, its arguments by their name in the schema."""
+
+    walk: Walk
+    node: fx.Node
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, walk: Walk, node: fx.Node) -> "Call":
+        """Return the call that `node` stands for; defaults are filled in from the schema."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            return cls(walk, node, {str(i): argument for i, argument in enumerate(node.args)})
+        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+        defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        return cls(walk, node, {**defaults, **given, **node.kwargs})
+
+    def get(self, name: str) -> Any:
+        """Return the argument called `name`, None where the operation has none."""
+        return self.arguments.get(name)
+
+    def value(self, name: str | None = None) -> Value:
+        """Return the value of the tensor argument called `name`, by default of the first."""
+        node: Any = self.node.args[0] if name is None else self.arguments[name]
+        return self.walk.value(node)
+
+    def tensor(self, name: str) -> str | None:
+        """Return the name of the parameter or buffer handed over as `name`, None for others."""
+        node = self.get(name)
+        return self.walk.names.get(node) if isinstance(node, fx.Node) else None
+
+    def operands(self) -> Iterator[Value]:
+        """Yield the values of all tensors that go in."""
+        for node in self.node.all_input_nodes:
+            result = self.walk.values.get(node)
+            if isinstance(result, tuple):
+                yield from (part for part in result if part is not None)
+            elif result is not None or node in self.walk.names:
+                yield self.walk.value(node)
+
+    def attach(self, name: str, ids: Vector) -> None:
+        """Let the vector handed over as `name`, if any, follow `ids`."""
+        node = self.get(name)
+        if node is None:
+            return
+        tensor = self.walk.names.get(node)
+        if tensor is not None:
+            self.walk.bind(tensor, 0, ids)
+        else:
+            self.walk.channels.unite(self.walk.channels.along(self.walk.value(node), 0), ids)
+
+    def owners(self) -> tuple[str, ...]:
+        """Return the modules that have the weight or statistics in use, else the one that calls."""
+        tensor = self.tensor("weight") or self.tensor("running_mean")
+        if tensor is not None:
+            return tuple(name.rpartition(".")[0] for name in self.walk.aliases[tensor])
+        stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
+        return (list(stack.values())[-1][0],)
+
+    def count(self, name: str, ids: Vector, step: int = 1) -> None:
+        """Keep the attribute `name` of the modules behind this call true when `ids` shrink."""
+        for owner in self.owners():
+            value = getattr(self.walk.module.get_submodule(owner), name, None)
+            if type(value) is int and value == len(ids) // step:
+                before, _ = self.walk.attributes.setdefault((owner, name), (ids, step))
+                self.walk.channels.unite(before, ids)
+
+    def layer(self) -> str:
+        """Return the name of the layer whose weight this is: its module, or the tensor itself."""
+        name = self.tensor("weight") or self.owners()[0] or self.node.name
+        return name.removesuffix(".weight")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the one tensor that comes out."""
+        return _shape(self.node)
+
+    def results(self, make: Callable[[tuple[int, ...]], Value]) -> Result:
+        """Return `make(shape)` for every tensor that comes out."""
+        out = self.node.meta.get("val")
+        if isinstance(out, Tensor):
+            return make(tuple(out.shape))
+        if isinstance(out, list | tuple):
+            return tuple(make(tuple(o.shape)) if isinstance(o, Tensor) else None for o in out)
+        return None
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    out = node.meta.get("val")
+    return tuple(out.shape) if isinstance(out, torch.Tensor) else ()

@@ -1,0 +1,81 @@
+"""Draw networks and plans for a given time: `python -m tests.network.fuzz --seconds 60`.
+
+Prints how many networks were drawn, how many could be cut and how many cuts were wrong; leaves with
+1 when any was, after the steps that draw it again.
+"""
+
+import argparse
+import collections
+import copy
+import random
+import time
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from entrim.errors import EntrimError, NothingToCutError, RolledBackWarning
+from entrim.network import cut, trace
+from tests.network.drawing import STEPS, Drawn, Step
+from tests.network.kinds import shaken
+from tests.network.oracle import distance, masked_outputs, outputs, random_plan
+
+TOLERANCE = 1e-6
+
+
+def draw(seed: int) -> list[Step]:
+    """Return steps of a random network of one to twelve."""
+    source = random.Random(seed)
+    count = source.randint(1, 12)
+    kinds = sorted(STEPS)
+    return [
+        (source.choice(kinds), source.randrange(64), source.randrange(64)) for _ in range(count)
+    ]
+
+
+def judge(steps: Sequence[Step], seed: int) -> str:
+    """Return what became of one network: cut, rolled back, nothing to cut, or wrong and how."""
+    torch.manual_seed(seed)
+    model, example = shaken(Drawn(steps)), torch.randn(2, 3, 8, 8)
+    try:
+        graph = trace(model, example)
+    except NothingToCutError:
+        return "nothing to cut"
+    plan = random_plan(graph, seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RolledBackWarning)
+        try:
+            result = cut(model, plan, example, graph=graph)
+        except EntrimError as error:
+            return f"wrong: {error}"
+    wanted = masked_outputs(copy.deepcopy(model), graph, result.plan.kept, example)
+    gap = distance(outputs(copy.deepcopy(result.model), example), wanted)
+    if not gap < TOLERANCE:
+        return f"wrong: off by {gap:.1e}"
+    return "rolled back" if caught else "cut"
+
+
+def main() -> int:
+    """Run until the time is over and print the tally."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    tally: collections.Counter[str] = collections.Counter()
+    end, seed = time.monotonic() + options.seconds, options.seed
+    while time.monotonic() < end:
+        steps = draw(seed)
+        verdict = judge(steps, seed)
+        tally[verdict.partition(":")[0]] += 1
+        if verdict.startswith("wrong"):
+            print(f"seed {seed}: {verdict}\n  {steps}")
+        seed += 1
+    print(
+        f"{tally.total()} networks drawn: " + ", ".join(f"{n} {what}" for what, n in tally.items())
+    )
+    print(f"{tally['wrong']} wrong")
+    return 1 if tally["wrong"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from entrim.errors import EntrimError
 from entrim.graph import ChannelGraph
 from entrim.moments import Moments
-from entrim.network import apply_plan, trace
+from entrim.network import Latency, Measurement, apply_plan, measure, trace
 from entrim.plan import Plan
 from entrim.solver import (
     JointSolution,
@@ -25,6 +25,8 @@ __all__ = [
     "ChannelGraph",
     "EntrimError",
     "JointSolution",
+    "Latency",
+    "Measurement",
     "Moments",
     "Outcome",
     "Plan",
@@ -32,6 +34,7 @@ __all__ = [
     "Solution",
     "Status",
     "apply_plan",
+    "measure",
     "refit",
     "select",
     "solve",

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from entrim.errors import EntrimError
+from entrim.files import load, save
 from entrim.graph import ChannelGraph
 from entrim.moments import Moments
 from entrim.network import Latency, Measurement, apply_plan, measure, trace
@@ -34,8 +35,10 @@ __all__ = [
     "Solution",
     "Status",
     "apply_plan",
+    "load",
     "measure",
     "refit",
+    "save",
     "select",
     "solve",
     "solve_for",

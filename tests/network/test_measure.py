@@ -106,7 +106,7 @@ def test_it_reads_well() -> None:
         "61,706 parameters, 416,520 MACs, 247 kB, "
         "12.3 ms (spread 0.5 ms) for a batch of 8 on 1 thread, median of 20"
     )
-    assert "2 threads" in str(Latency(median=1, spread=0, batch=1, threads=2, repeats=2))
+    assert "2 threads" in str(Latency(median=1.0, spread=0.0, batch=1, threads=2, repeats=2))
     assert "2.5 GB" in str(Measurement(params=0, macs=0, bytes=2_500_000_000, latency=latency))
 
 

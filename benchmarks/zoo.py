@@ -173,12 +173,11 @@ class Entry:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             net = self.build().eval()
-            for module in net.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    for tensor in (module.weight.data, module.running_var):
-                        nn.init.uniform_(tensor, 0.5, 1.5)
-                    for tensor in (module.bias.data, module.running_mean):
-                        nn.init.normal_(tensor, std=0.1)
+            for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+                if tensor.dim() == 1 and name.endswith(("weight", "running_var")):
+                    nn.init.uniform_(tensor, 0.5, 1.5)
+                elif tensor.dim() == 1:
+                    nn.init.normal_(tensor, std=0.1)
         return net
 
     def images(self, batch: int) -> Tensor:

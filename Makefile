@@ -34,6 +34,7 @@ format: $(READY) ## rewrite the sources in the house style
 
 bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.solver
+	$(BIN)/python -m benchmarks.network
 
 wheel: $(READY) ## build the wheel and import it from an empty folder
 	rm -rf dist

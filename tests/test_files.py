@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,10 @@ def test_save_does_not_touch_a_folder_of_something_else(tmp_path: Path, name: st
 def test_save_makes_the_folders_above(tmp_path: Path) -> None:
     save(small_one(), PLAN, str(tmp_path / "some" / "where"))
     assert everything(load(Small(), str(tmp_path / "some" / "where"))) == everything(small_one())
+
+
+def test_a_pickled_network_can_still_be_saved_and_needs_no_entrim(tmp_path: Path) -> None:
+    pickled = pickle.dumps(small_one())
+    assert b"entrim.network" not in pickled
+    save(pickle.loads(pickled), PLAN, tmp_path)
+    assert everything(load(Small(), tmp_path)) == everything(small_one())

@@ -124,3 +124,10 @@ def test_an_example_may_be_a_dict_or_need_its_batch_said() -> None:
 def test_settings_out_of_range_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(BadSettingError, match="hand over at least"):
         measure(LeNet(), torch.randn(2, 1, 28, 28), **setting)
+
+
+def test_a_compiled_network_is_measured_as_it_is() -> None:
+    compiled: Any = torch.compile(LeNet(), backend="eager")
+    cost = measure(compiled, torch.randn(2, 1, 28, 28), repeats=2)
+    torch._dynamo.reset()
+    assert (cost.params, cost.macs) == (61_706, 416_520)

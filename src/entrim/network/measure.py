@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def _samples(example: Example) -> int:
 
 def _flops(model: nn.Module, example: Example) -> int:
     args, kwargs = arguments(example)
-    with FlopCounterMode(display=False) as counter:
+    with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        warnings.filterwarnings("ignore", ".*global hooks")  # the counter's own, once compiled
         model(*args, **kwargs)
     return counter.get_total_flops()
 
@@ -132,8 +134,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     Not a copy: a compiled network is measured as it is, and a large one is not held twice.
     """
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    ]
     try:
         with torch.random.fork_rng(devices=[]):
             model.eval()
@@ -141,10 +146,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-        for module, before in buffers:
-            module._buffers.update(before)
-        for buffer, value in values:
-            buffer.copy_(value)
+        for module, name, buffer, value in buffers:
+            setattr(module, name, buffer.copy_(value))
 
 
 @contextmanager

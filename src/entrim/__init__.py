@@ -3,9 +3,10 @@
 from importlib.metadata import version
 
 from entrim.errors import EntrimError
+from entrim.files import load, save
 from entrim.graph import ChannelGraph
 from entrim.moments import Moments
-from entrim.network import apply_plan, trace
+from entrim.network import Latency, Measurement, apply_plan, measure, trace
 from entrim.plan import Plan
 from entrim.solver import (
     JointSolution,
@@ -25,6 +26,8 @@ __all__ = [
     "ChannelGraph",
     "EntrimError",
     "JointSolution",
+    "Latency",
+    "Measurement",
     "Moments",
     "Outcome",
     "Plan",
@@ -32,7 +35,10 @@ __all__ = [
     "Solution",
     "Status",
     "apply_plan",
+    "load",
+    "measure",
     "refit",
+    "save",
     "select",
     "solve",
     "solve_for",

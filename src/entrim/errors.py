@@ -50,5 +50,13 @@ class SurgeryError(EntrimError, ArithmeticError):
     """The smaller network does not compute what the plan says, so it is not handed out."""
 
 
+class SaveError(EntrimError, OSError):
+    """A network cannot be saved here; what the folder held before is still there."""
+
+
+class LoadError(EntrimError, ValueError):
+    """A saved network is damaged, of a newer format, or of another network."""
+
+
 class RolledBackWarning(UserWarning):
     """A group was left at its full width, because the network's own code cannot follow its cut."""

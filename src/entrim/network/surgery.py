@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from entrim.errors import PlanError, RolledBackWarning, SurgeryError
 from entrim.graph import ChannelGraph
 from entrim.network.follow import Example, copied, follow
+from entrim.network.form import layout_of, origin_of_cut
 from entrim.network.grouping import channel_graph
 from entrim.network.proof import Bench, Proof, Window, demand_numbers, difference
 from entrim.plan import Plan
@@ -87,6 +88,7 @@ def cut(
         final = difference(bench.run(trial.model, _windows(model, graph)), wanted)
     proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
     _demand(proof, trial.failure)
+    origin_of_cut(model, graph, plan.kept).write_on(trial.model)
     return Cut(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
 
 
@@ -252,8 +254,4 @@ def _replace(model: nn.Module, old: Tensor, new: Tensor) -> Tensor:
 
 
 def _in_format_of(old: Tensor, new: Tensor) -> Tensor:
-    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        fits = old.dim() == dims and old.is_contiguous(memory_format=layout)
-        if fits and not old.is_contiguous():
-            return new.contiguous(memory_format=layout)
-    return new.contiguous()
+    return new.contiguous(memory_format=layout_of(old) or torch.contiguous_format)

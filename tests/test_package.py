@@ -34,7 +34,7 @@ def test_the_example_of_the_readme_runs_and_prints_what_it_says():
 
 def test_every_make_target_of_the_readme_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"make (demo|test|[a-z]+)", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"^ {4}make ([a-z]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
 
 
@@ -51,7 +51,7 @@ def test_the_demo_prints_a_table_in_which_entropic_beats_chance():
 
 
 def test_the_core_imports_without_any_extra():
-    blocked = "import sys; sys.modules.update(dict.fromkeys(['scipy', 'sklearn', 'safetensors']))"
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['scipy', 'sklearn']))"
     code = f"{blocked}; import entrim, torch; x = torch.eye(4); m = entrim.Moments.of(x, x)"
     run = subprocess.run(
         [sys.executable, "-c", f"{code}; print(entrim.solve(m).status.converged)"],

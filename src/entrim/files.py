@@ -65,7 +65,9 @@ def save(small: nn.Module, plan: Plan, folder: str | os.PathLike[str]) -> None:
     )
     try:
         _refuse_foreign(place)
-        place.mkdir(parents=True, exist_ok=True)
+        if not place.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+            _sync_folder(place.parent)
         with _alone(place):
             _sweep(place)
             _write(place / _weights_file(digest), weights)

@@ -110,7 +110,10 @@ class Form:
         for name, module in small.named_modules():
             module.training = name in self.training
         for count, value in self.counts.items():
-            setattr(*_split(small, count), value)
+            owner, attribute = _split(small, count)
+            if not (type(value) is int and type(getattr(owner, attribute)) is int):
+                raise TypeError(f"{count} is not a number that a cut changes")
+            setattr(owner, attribute, value)
         return small
 
     def _like(self, old: Tensor, name: str, new: Tensor) -> Tensor:

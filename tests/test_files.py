@@ -205,10 +205,6 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any], seal: bool = Fal
         (lambda f: edit(f, lambda m: m.pop("weights"), seal=True), "not as entrim writes it"),
         (lambda f: edit(f, lambda m: m["plan"].update(kept=3), seal=True), "not as entrim writes"),
         (lambda f: edit(f, lambda m: m["small"]["counts"].update(forward=3), seal=True), "forward"),
-        (
-            lambda f: edit(f, lambda m: m["small"]["counts"].update(training=3), seal=True),
-            "training",
-        ),
     ],
 )
 def test_a_damaged_or_newer_save_is_refused(

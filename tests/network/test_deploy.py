@@ -1,6 +1,7 @@
 """A cut network is an ordinary network: it compiles, exports and trains."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,15 @@ def small(images: Tensor) -> nn.Module:
     return apply_plan(shaken(Small()).eval(), PLAN, images)
 
 
-def test_it_compiles(small: nn.Module, images: Tensor) -> None:
+COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=COMPILER)])
+def test_it_compiles(small: nn.Module, images: Tensor, backend: str) -> None:
     with torch.no_grad():
-        compiled = torch.compile(small, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(images), small(images))
+        compiled = torch.compile(small, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(images), small(images), rtol=1e-4, atol=1e-5)
     torch._dynamo.reset()
 
 

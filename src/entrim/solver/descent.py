@@ -61,6 +61,11 @@ class Descent:
         return len(self.widths) >= self.max_solves
 
     @property
+    def cost(self) -> int:
+        """What the ridge solves have cost so far, the cube of the channels in each."""
+        return sum(width**3 for width in self.widths)
+
+    @property
     def over(self) -> bool:
         """Whether there is nothing left to do."""
         return self.stalled or self.exhausted or self.certificate <= self.tol
@@ -114,6 +119,20 @@ class Descent:
             if self.try_step(w):
                 return True
         return False
+
+    def drop_least(self) -> bool:
+        """Give up the channel of least weight where that lowers F; say whether it did.
+
+        A minimum can keep a channel that F would rather not pay for: the entropy makes a wall in
+        front of w = 0. Half of the solves are left for what follows.
+        """
+        if self.pinned or self.outcome is not Outcome.CONVERGED:
+            return False
+        if len(self.point.w) == 1 or 2 * len(self.widths) > self.max_solves:
+            return False
+        w = self.point.w.clone()
+        w[w.argmin()] = 0
+        return self.try_step(w / w.sum())
 
     def _try(self, objective: Objective, w: Float[Tensor, " D"]) -> bool:
         point = objective.at(w)

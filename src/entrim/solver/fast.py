@@ -15,7 +15,18 @@ from entrim.solver.objective import Point
 
 
 def descend(descent: Descent) -> None:
-    """Walk down in cycles of two steps and an extrapolation (SQUAREM on log w)."""
+    """Walk down to a minimum, then give up channels that F would rather not pay for.
+
+    The second part ends when it has cost as much as the first.
+    """
+    _walk(descent)
+    limit = 2 * descent.cost
+    while descent.cost < limit and descent.drop_least():
+        _walk(descent)
+
+
+def _walk(descent: Descent) -> None:
+    """Go on in cycles of two steps and an extrapolation (SQUAREM on log w) until it is over."""
     while not descent.over:
         first = descent.point
         descent.step(next_w(first, descent.floor))

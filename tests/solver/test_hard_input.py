@@ -1,7 +1,5 @@
 """Bad and degenerate input: a clear error that names the remedy, or a defined answer."""
 
-import builtins
-
 import pytest
 import torch
 
@@ -128,15 +126,8 @@ def test_sums_that_are_no_second_moments_are_refused():
         select(m, channels=1, method="greedy")
 
 
-def test_reference_without_scipy_names_the_extra(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_reference_without_scipy_names_the_extra(uninstall):
+    uninstall("scipy")
     with pytest.raises(MissingExtraError, match=r'needs SciPy: .*"entrim\[compare\]"'):
         solve(layer_moments(9), method="reference")
     assert solve(layer_moments(9)).status.converged

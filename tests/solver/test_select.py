@@ -1,6 +1,5 @@
 """The competitors do what their names say."""
 
-import builtins
 from itertools import combinations
 
 import pytest
@@ -135,14 +134,7 @@ def test_an_unknown_selector_names_the_known_ones():
         select(layer_moments(8), channels=2, method="best")  # type: ignore[arg-type]
 
 
-def test_lasso_without_scikit_learn_names_the_extra(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_lasso_without_scikit_learn_names_the_extra(uninstall):
+    uninstall("sklearn")
     with pytest.raises(MissingExtraError, match=r'pip install "entrim\[compare\]"'):
         select(layer_moments(8), channels=2, method="lasso")

@@ -128,7 +128,10 @@ class Moments:
 
 
 def _as_rows(name: str, rows: Rows) -> Tensor:
-    tensor = torch.as_tensor(rows).detach()
+    try:
+        tensor = torch.as_tensor(rows).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadRowsError(f"{name} are no rows ({error}): hand over a tensor or array") from error
     if tensor.is_complex():
         raise BadRowsError(f"{name} are complex: hand over real rows")
     if tensor.ndim != 2:
@@ -152,8 +155,10 @@ def _check_rows(x: Tensor, y: Tensor, block: int) -> None:
 
 
 def _check_block(columns: int, block: int) -> None:
-    if block < 1:
-        raise BadRowsError(f"block is {block}: it is the number of columns a channel, at least 1")
+    if not isinstance(block, int) or block < 1:
+        raise BadRowsError(
+            f"block is {block!r}: it is the number of columns a channel, a whole number from 1"
+        )
     if columns == 0 or columns % block:
         raise BadRowsError(
             f"{columns} input columns are not a positive multiple of block={block}: block is k*k "

@@ -24,6 +24,8 @@ _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_si
 
 def follow(model: nn.Module, example: Example) -> Walk:
     """Return what a walk through `model` in eval mode finds; the model is not touched."""
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     still = copied(model).eval()
     program = _exported(still, example)
     shapes, aliases = _tensors(still)
@@ -65,10 +67,11 @@ def _exported(model: nn.Module, example: Example) -> ExportedProgram:
             warnings.simplefilter("ignore")
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise TraceError(
-            f"torch.export cannot follow {type(model).__name__} on this example "
-            f"({type(error).__name__}: {error}): check that the network runs on the example, and "
-            "that no `if` in its forward depends on the values of a tensor"
+            f"torch.export cannot follow {type(model).__name__} on this example ({first}): check "
+            "that the network runs on the example, and that no `if` in its forward depends on the "
+            "values of a tensor"
         ) from error
 
 

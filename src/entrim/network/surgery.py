@@ -68,6 +68,8 @@ def cut(
     `graph` saves tracing again. Groups whose size is written into the network's own code are left
     at full width, with a RolledBackWarning; anything else that is not right is a SurgeryError.
     """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"this is a {type(plan).__name__}: hand over entrim.Plan({{group: kept}})")
     if graph is None:
         graph = channel_graph(follow(model, example))
     _check_graph(graph, model)

@@ -165,6 +165,8 @@ def start_weights(start: Start) -> Float[Tensor, " D"]:
 def consumers_of(moments: Moments | Sequence[Moments]) -> list[Moments]:
     """Return the consumers of one channel group, refused when they cannot share it."""
     group = [moments] if isinstance(moments, Moments) else list(moments)
+    if not all(isinstance(m, Moments) for m in group):
+        raise BadRowsError("solving starts from moments: hand over Moments.of(inputs, outputs)")
     if not group:
         raise BadRowsError("no moments: hand over those of at least one layer")
     widths = [m.channels for m in group]

@@ -85,12 +85,13 @@ def refit(moments: Moments, kept: Int[Tensor, " k"] | Sequence[int]) -> Refit:
 
 def checked_channels(kept: Tensor | Sequence[int], channels: int) -> Int[Tensor, " k"]:
     """Return `kept` as indices, refused when empty, repeated or out of range."""
-    indices = torch.as_tensor(kept).to("cpu", torch.int64)
+    indices = torch.as_tensor(kept).to("cpu")
+    whole = not indices.is_floating_point() and indices.dtype != torch.bool
     inside = bool(((indices >= 0) & (indices < channels)).all())
-    if indices.ndim != 1 or len(indices) == 0 or not inside:
+    if indices.ndim != 1 or len(indices) == 0 or not whole or not inside:
         raise BadSettingError(
             f"kept must list at least one channel index from 0 to {channels - 1}, got {kept}"
         )
     if len(indices.unique()) < len(indices):
         raise BadSettingError("kept names a channel twice: list each index once")
-    return indices
+    return indices.to(torch.int64)

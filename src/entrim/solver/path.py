@@ -85,7 +85,7 @@ def solve_for(
     group = consumers_of(moments)
     eps = LADDER_FOOT * _variance(group)
     available, _ = candidates(Objective.of(group, -eps, eps))
-    if not 1 <= channels <= len(available):
+    if not isinstance(channels, int) or not 1 <= channels <= len(available):
         raise BadSettingError(
             f"channels is {channels}: ask for 1 to {len(available)}, the number of live, distinct "
             f"channels among the {group[0].channels}"

@@ -47,7 +47,7 @@ def select(
     >>> entrim.select(m, channels=2, method="greedy").tolist()
     [2, 6]
     """
-    if not 1 <= channels <= moments.channels:
+    if not isinstance(channels, int) or not 1 <= channels <= moments.channels:
         raise BadSettingError(f"channels is {channels}: ask for 1 to {moments.channels}")
     if weight is not None and weight.shape != (moments.outputs, moments.columns):
         raise BadSettingError(

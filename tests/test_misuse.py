@@ -1,0 +1,41 @@
+"""Arguments of the wrong kind, as a user without a type checker hands them over."""
+
+import subprocess
+import sys
+
+import pytest
+
+SETTING = "import torch, entrim; x = torch.eye(8); m = entrim.Moments.of(x, x[:, :2])\n"
+SETTING += (
+    "net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))\n"
+)
+MISUSES = {
+    'entrim.Moments.of("rows", x)': "BadRowsError: inputs are no rows",
+    "entrim.Moments.of(x, x, block=2.0)": "BadRowsError: block is 2.0",
+    "entrim.solve([x, x])": "BadRowsError: solving starts from moments",
+    "entrim.solve_for(m, channels=2.5)": "BadSettingError: channels is 2.5",
+    'entrim.select(m, channels=2.5, method="greedy")': "BadSettingError: channels is 2.5",
+    "entrim.refit(m, [0.5])": "BadSettingError: kept must list",
+    "entrim.refit(m, torch.ones(8) > 0)": "BadSettingError: kept must list",
+    "entrim.trace(3, x)": "TraceError: this is a int: hand over a torch.nn.Module",
+    'entrim.apply_plan(net, {"0": [1]}, x)': "PlanError: this is a dict: hand over entrim.Plan",
+    "entrim.trace(net, torch.ones(2, 5))": "TraceError: torch.export cannot follow Sequential",
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[str]:
+    """Return what entrim says to each misuse, in a process without shape checks."""
+    code = SETTING + "".join(
+        f"try:\n    {misuse}\nexcept Exception as e:\n    print(type(e).__name__, e, sep=': ')\n"
+        f"else:\n    print('accepted')\n"
+        for misuse in MISUSES
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return run.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("number", "expected"), list(enumerate(MISUSES.values())))
+def test_a_misuse_is_refused_in_one_sentence(answers: list[str], number: int, expected: str):
+    assert len(answers) == len(MISUSES)
+    assert answers[number].startswith(expected)

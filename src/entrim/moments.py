@@ -97,6 +97,18 @@ class Moments:
         gram, cross = self.gram_sum.to(device), self.cross_sum.to(device)
         return replace(self, gram_sum=gram, cross_sum=cross)
 
+    def through_origin(self) -> "Moments":
+        """Return the moments for a fit without intercept.
+
+        The constant is made orthogonal to everything, so that whatever is solved from them has an
+        intercept of exactly 0 and the weights of a fit without one.
+        """
+        gram, cross = self.gram_sum.clone(), self.cross_sum.clone()
+        gram[0, 1:] = 0
+        gram[1:, 0] = 0
+        cross[0] = 0
+        return replace(self, gram_sum=gram, cross_sum=cross)
+
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of the rows of both."""
         if not isinstance(other, Moments):

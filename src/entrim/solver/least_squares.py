@@ -48,10 +48,10 @@ class NormalEquations:
         gram = self.gram.index_select(0, columns).index_select(1, columns)
         return NormalEquations(gram, self.cross[columns], self.scale[columns])
 
-    def factor(self) -> Float[Tensor, "n1 n1"]:
-        """Return the Cholesky factor of the matrix with its tiny ridge."""
+    def factor(self, ridge: float = RIDGE) -> Float[Tensor, "n1 n1"]:
+        """Return the Cholesky factor of the matrix with its ridge."""
         system = self.gram.clone()
-        system.diagonal().add_(RIDGE)
+        system.diagonal().add_(ridge)
         factor, info = torch.linalg.cholesky_ex(system)
         if int(info) > 0:
             raise SingularMomentsError(
@@ -61,11 +61,14 @@ class NormalEquations:
         return factor
 
 
-def refit(moments: Moments, kept: Int[Tensor, " k"] | Sequence[int]) -> Refit:
+def refit(
+    moments: Moments, kept: Int[Tensor, " k"] | Sequence[int], *, ridge: float = RIDGE
+) -> Refit:
     """Return the least-squares weights on the channels `kept`, in their order.
 
-    With fewer rows than columns, or with collinear columns, the minimiser is not unique; a ridge of
-    1e-10 of each column's own second moment then picks one close to the shortest.
+    With fewer rows than columns, or with collinear columns, the minimiser is not unique; a `ridge`
+    of 1e-10 of each column's own second moment then picks one close to the shortest. A larger one
+    shrinks, which helps where there are not many more rows than columns.
 
     >>> import torch, entrim
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
@@ -74,8 +77,10 @@ def refit(moments: Moments, kept: Int[Tensor, " k"] | Sequence[int]) -> Refit:
     (2.0, 1.0)
     """
     channels = checked_channels(kept, moments.channels)
+    if not 0 <= ridge < float("inf"):
+        raise BadSettingError(f"ridge is {ridge}: it must be 0 or positive; try 1e-10")
     equations = NormalEquations.of(moments, channels)
-    U = torch.cholesky_solve(equations.cross, equations.factor())
+    U = torch.cholesky_solve(equations.cross, equations.factor(ridge))
     power = moments.target_sum_sq / moments.count
     fitted = float(((2 * equations.cross - equations.gram @ U) * U).sum())
     U = U / equations.scale[:, None]

@@ -1,6 +1,8 @@
 """Choosing exactly k channels from the same statistics: by entropy, and by honest competitors."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from entrim.errors import BadSettingError, MissingExtraError
 from entrim.moments import Moments
+from entrim.solver.answer import consumers_of
 from entrim.solver.least_squares import RIDGE, NormalEquations, refit
 from entrim.solver.objective import Consumer, columns_of
 from entrim.solver.path import solve_for
@@ -18,19 +21,23 @@ if TYPE_CHECKING:
     Selector = Literal["entropic", "greedy", "lasso", "magnitude", "random", "exhaustive"]
 else:
     Selector = str  # so that an unknown one is refused by us, with the remedy
+Weights = Tensor | Sequence[Tensor]
 MOST_SUBSETS = 20_000
 SWAPS = 16
 
 
 def select(
-    moments: Moments,
+    moments: Moments | Sequence[Moments],
     *,
     channels: int,
     method: Selector,
-    weight: Float[Tensor, "M n"] | None = None,
+    weight: Weights | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " k"]:
     """Return `channels` channels, ascending, chosen by `method`.
+
+    Several moments are consumers of one channel group; their errors are averaged, and `weight` is
+    then a list too.
 
     - `entropic`: the channels of `solve_for`, then up to 16 swaps of one channel for another while
       the least-squares error falls.
@@ -47,26 +54,23 @@ def select(
     >>> entrim.select(m, channels=2, method="greedy").tolist()
     [2, 6]
     """
-    if not isinstance(channels, int) or not 1 <= channels <= moments.channels:
-        raise BadSettingError(f"channels is {channels}: ask for 1 to {moments.channels}")
-    if weight is not None and weight.shape != (moments.outputs, moments.columns):
-        raise BadSettingError(
-            f"weight has shape {tuple(weight.shape)}, the moments need "
-            f"{(moments.outputs, moments.columns)}: flatten a convolution's kernels, (M, D*block)"
-        )
-    moments = moments.to("cpu")
+    group = [m.to("cpu") for m in consumers_of(moments)]
+    total = group[0].channels
+    if not isinstance(channels, int) or not 1 <= channels <= total:
+        raise BadSettingError(f"channels is {channels}: ask for 1 to {total}")
+    weights = _checked_weights(group, weight)
     if method == "entropic":
-        chosen = _swap(moments, solve_for(moments, channels=channels).kept)
+        chosen = _swap(group, solve_for(group, channels=channels).kept)
     elif method == "greedy":
-        chosen = _greedy(moments, channels)
+        chosen = order_of_loss(group)[total - channels :]
     elif method == "lasso":
-        chosen = _lasso(moments, channels, weight)
+        chosen = _lasso(group, channels, weights)
     elif method == "magnitude":
-        chosen = _magnitude(moments, channels, weight)
+        chosen = _magnitude(group, channels, weights)
     elif method == "random":
-        chosen = torch.randperm(moments.channels, generator=generator)[:channels]
+        chosen = torch.randperm(total, generator=generator)[:channels]
     elif method == "exhaustive":
-        chosen = _exhaustive(moments, channels)
+        chosen = _exhaustive(group, channels)
     else:
         raise BadSettingError(
             f"no method {method!r}: choose entropic, greedy, lasso, magnitude, random or exhaustive"
@@ -74,32 +78,79 @@ def select(
     return chosen.sort().values
 
 
-def _greedy(m: Moments, k: int) -> Int[Tensor, " k"]:
-    """Drop the cheapest channel until k are left, updating P = G^-1 and B = P C.
+def _checked_weights(group: Sequence[Moments], weight: Weights | None) -> list[Tensor] | None:
+    if weight is None:
+        return None
+    weights = [weight] if isinstance(weight, Tensor) else list(weight)
+    if len(weights) != len(group):
+        raise BadSettingError(f"{len(weights)} weights for {len(group)} layers: hand over one each")
+    for m, part in zip(group, weights, strict=True):
+        if part.shape != (m.outputs, m.columns):
+            raise BadSettingError(
+                f"weight has shape {tuple(part.shape)}, the moments need "
+                f"{(m.outputs, m.columns)}: flatten a convolution's kernels, (M, D*block)"
+            )
+    return weights
+
+
+def mean_error(group: Sequence[Moments], kept: Int[Tensor, " k"] | Sequence[int]) -> float:
+    """Return the least-squares error on the channels `kept`, averaged over the consumers."""
+    return sum(refit(m, kept).mse for m in group) / len(group)
+
+
+@dataclass(slots=True)
+class _Remainder:
+    """One consumer on the channels that are left: P = G^-1 and B = P C.
 
     Without channel d the squared error rises by tr(B_d' P_dd^-1 B_d); the block inverse then loses
     P_rd P_dd^-1 P_dr. Cost: O(block n (n + M)) a step, against O(n^3) to solve again.
     """
-    left = torch.arange(m.channels)
-    equations = NormalEquations.of(m, left)
-    factor = equations.factor()
-    P = torch.cholesky_inverse(factor)
-    B = torch.cholesky_solve(equations.cross, factor)
-    while len(left) > k:
-        worst = _cheapest(P, B, m.block)
-        gone = columns_of(torch.tensor([worst]), m.block)[1:]
+
+    P: Float[Tensor, "n1 n1"]
+    B: Float[Tensor, "n1 M"]
+    block: int
+
+    @classmethod
+    def of(cls, equations: NormalEquations, block: int) -> "_Remainder":
+        factor = equations.factor()
+        P = torch.cholesky_inverse(factor)
+        return cls(P, torch.cholesky_solve(equations.cross, factor), block)
+
+    def rises(self) -> Float[Tensor, " D"]:
+        """Return what the loss of each channel costs, for one output."""
+        used = self.B[1:].unflatten(0, (-1, self.block))
+        solved = torch.linalg.solve(own_blocks(self.P[1:, 1:], self.block), used)
+        return (used * solved).sum((1, 2)) / self.B.shape[1]
+
+    def drop(self, channel: int) -> None:
+        P, B = self.P, self.B
+        gone = columns_of(torch.tensor([channel]), self.block)[1:]
         rest = torch.cat([torch.arange(int(gone[0])), torch.arange(int(gone[-1]) + 1, len(P))])
         share = torch.linalg.solve(P[gone][:, gone], P[gone][:, rest])
-        B = B[rest] - share.T @ B[gone]
-        P = P[rest][:, rest] - P[rest][:, gone] @ share
+        self.B = B[rest] - share.T @ B[gone]
+        self.P = P[rest][:, rest] - P[rest][:, gone] @ share
+
+
+def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:
+    """Return all channels in the order in which backward elimination gives them up.
+
+    The last k are its choice of k channels, for every k at once.
+    """
+    left = torch.arange(group[0].channels)
+    parts = [_Remainder.of(NormalEquations.of(m, left), m.block) for m in group]
+    order = []
+    while len(left) > 1:
+        worst = _cheapest(parts)
+        order.append(int(left[worst]))
+        for part in parts:
+            part.drop(worst)
         left = torch.cat([left[:worst], left[worst + 1 :]])
-    return left
+    return torch.tensor([*order, int(left[0])])
 
 
-def _cheapest(P: Float[Tensor, "n1 n1"], B: Float[Tensor, "n1 M"], block: int) -> int:
+def _cheapest(parts: Sequence[_Remainder]) -> int:
     """Return the position of the channel whose loss costs least, the last one of equals."""
-    used = B[1:].unflatten(0, (-1, block))
-    rise = (used * torch.linalg.solve(own_blocks(P[1:, 1:], block), used)).sum((1, 2))
+    rise = torch.stack([part.rises() for part in parts]).mean(0)
     return len(rise) - 1 - int(rise.flip(0).argmin())
 
 
@@ -109,34 +160,42 @@ def own_blocks(matrix: Float[Tensor, "n n"], block: int) -> Float[Tensor, "D blo
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
-def _swap(m: Moments, kept: Int[Tensor, " k"]) -> Int[Tensor, " k"]:
+def _swap(group: Sequence[Moments], kept: Int[Tensor, " k"]) -> Int[Tensor, " k"]:
     """Give the cheapest channel away for the most useful one outside, while the error falls."""
-    equations = NormalEquations.of(m, torch.arange(m.channels))
-    error = refit(m, kept).mse
+    everything = torch.arange(group[0].channels)
+    if len(kept) == len(everything):
+        return kept
+    equations = [NormalEquations.of(m, everything) for m in group]
+    error = mean_error(group, kept)
     for _ in range(SWAPS):
-        inner = equations.among(columns_of(kept, m.block))
-        factor = inner.factor()
-        B = torch.cholesky_solve(inner.cross, factor)
-        out = _cheapest(torch.cholesky_inverse(factor), B, m.block)
+        parts = [
+            _Remainder.of(whole.among(columns_of(kept, m.block)), m.block)
+            for whole, m in zip(equations, group, strict=True)
+        ]
+        out = _cheapest(parts)
         rest = torch.cat([kept[:out], kept[out + 1 :]])
-        swapped = torch.cat([rest, _most_useful(equations, rest, m.block)]).sort().values
-        better = refit(m, swapped).mse
+        outside = everything[~torch.isin(everything, rest)]
+        gains = [
+            _gains(whole, rest, outside, m.block) / m.outputs
+            for whole, m in zip(equations, group, strict=True)
+        ]
+        best = outside[torch.stack(gains).mean(0).argmax()][None]
+        swapped = torch.cat([rest, best]).sort().values
+        better = mean_error(group, swapped)
         if not better < error:
             break
         kept, error = swapped, better
     return kept
 
 
-def _most_useful(
-    equations: NormalEquations, kept: Int[Tensor, " k"], block: int
-) -> Int[Tensor, " 1"]:
-    """Return the channel outside `kept` that lowers the least-squares error most.
+def _gains(
+    equations: NormalEquations, kept: Int[Tensor, " k"], outside: Int[Tensor, " rest"], block: int
+) -> Float[Tensor, " rest"]:
+    """Return how much each channel of `outside` takes off the squared error when it joins `kept`.
 
     With R_e what is left of C_e and S_ee what is left of G_ee once `kept` is fitted, channel e
     takes tr(R_e' S_ee^-1 R_e) off the error.
     """
-    channels = (len(equations.gram) - 1) // block
-    outside = torch.tensor(sorted(set(range(channels)) - set(kept.tolist())))
     columns, others = columns_of(kept, block), columns_of(outside, block)[1:]
     factor = equations.among(columns).factor()
     link = equations.gram.index_select(0, columns).index_select(1, others)
@@ -146,25 +205,28 @@ def _most_useful(
     explained = half.T.unflatten(0, (-1, block))
     own = own_blocks(equations.gram[others][:, others], block) - explained @ explained.mT
     own = own + RIDGE * torch.eye(block, dtype=own.dtype)
-    gain = (left * torch.linalg.solve(own, left)).sum((1, 2))
-    return outside[gain.argmax()][None]
+    return (left * torch.linalg.solve(own, left)).sum((1, 2))
 
 
-def _lasso(m: Moments, k: int, weight: Tensor | None) -> Int[Tensor, " k"]:
+def _lasso(
+    group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None
+) -> Int[Tensor, " k"]:
     """Cut the LASSO path of the channel scales at its first point with k of them."""
     try:
         from sklearn.linear_model import lars_path_gram
     except ImportError as error:
         raise MissingExtraError("lasso", "scikit-learn", "compare") from error
-    if weight is None:
-        weight = refit(m, range(m.channels)).weight
-    W = torch.cat([torch.zeros(1, m.outputs), weight.detach().cpu().T]).to(torch.float64)
-    H, b = Consumer.of(_centred(m), 1.0).quadratic(W)
+    terms = []
+    for number, m in enumerate(group):
+        weight = weights[number] if weights else refit(m, range(m.channels)).weight
+        W = torch.cat([torch.zeros(1, m.outputs), weight.detach().cpu().T]).to(torch.float64)
+        terms.append(Consumer.of(_centred(m), 1.0).quadratic(W))
+    H, b = (torch.stack(parts).mean(0) for parts in zip(*terms, strict=True))
     alive = (H.diagonal() > 0).nonzero()[:, 0]
     _, _, path = lars_path_gram(
-        b[alive].numpy(), H[alive][:, alive].numpy(), n_samples=m.count, method="lasso"
+        b[alive].numpy(), H[alive][:, alive].numpy(), n_samples=group[0].count, method="lasso"
     )
-    scales = torch.zeros(m.channels, path.shape[1], dtype=torch.float64)
+    scales = torch.zeros(len(b), path.shape[1], dtype=torch.float64)
     scales[alive] = torch.from_numpy(path)
     enough = ((scales != 0).sum(0) >= k).nonzero()
     cut = int(enough[0]) if len(enough) else -1
@@ -185,18 +247,24 @@ def _centred(m: Moments) -> Moments:
     )
 
 
-def _magnitude(m: Moments, k: int, weight: Tensor | None) -> Int[Tensor, " k"]:
-    if weight is None:
+def _magnitude(
+    group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None
+) -> Int[Tensor, " k"]:
+    if weights is None:
         raise BadSettingError('method="magnitude" needs the layer: pass weight=, (M, D*block)')
-    norms = weight.detach().abs().double().sum(0).view(-1, m.block).sum(1)
-    return norms.topk(k).indices.cpu()
+    norms = [
+        weight.detach().cpu().abs().double().sum(0).view(-1, m.block).sum(1)
+        for m, weight in zip(group, weights, strict=True)
+    ]
+    return torch.stack(norms).sum(0).topk(k).indices
 
 
-def _exhaustive(m: Moments, k: int) -> Int[Tensor, " k"]:
-    subsets = math.comb(m.channels, k)
+def _exhaustive(group: Sequence[Moments], k: int) -> Int[Tensor, " k"]:
+    total = group[0].channels
+    subsets = math.comb(total, k)
     if subsets > MOST_SUBSETS:
         raise BadSettingError(
-            f"{subsets:,} subsets of {k} in {m.channels} channels are more than "
+            f"{subsets:,} subsets of {k} in {total} channels are more than "
             f'{MOST_SUBSETS:,}: use method="greedy"'
         )
-    return torch.tensor(min(combinations(range(m.channels), k), key=lambda s: refit(m, s).mse))
+    return torch.tensor(min(combinations(range(total), k), key=lambda s: mean_error(group, s)))

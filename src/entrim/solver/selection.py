@@ -155,7 +155,7 @@ def _lasso(m: Moments, k: int, weight: Tensor | None) -> Int[Tensor, " k"]:
     try:
         from sklearn.linear_model import lars_path_gram
     except ImportError as error:
-        raise MissingExtraError("lasso", "scikit-learn", "compare") from error
+        raise MissingExtraError('method="lasso"', "scikit-learn", "compare") from error
     if weight is None:
         weight = refit(m, range(m.channels)).weight
     W = torch.cat([torch.zeros(1, m.outputs), weight.detach().cpu().T]).to(torch.float64)

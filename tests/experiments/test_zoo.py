@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from benchmarks.zoo import ZOO
 
 from entrim import measure
+from entrim.experiments import ZOO
 
 MACS = {
     "LeNet": 416_520,

@@ -5,7 +5,6 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from entrim.errors import MissingExtraError
 
@@ -15,14 +14,6 @@ _CONNECT, _READ = 5, 60
 """Seconds until a server that does not answer is given up."""
 _CHUNK = 1 << 18
 _PACK_SECONDS = 600
-
-
-class Transport(Protocol):
-    """Brings files into a folder."""
-
-    def fetch(self, scratch: Path, tell: Tell) -> Path:
-        """Return the folder in which the files lie; anything that goes wrong is raised."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +100,10 @@ class Installed:
         if not Path(self.folder).is_dir():
             raise FileNotFoundError(f"not there: apt install {self.package}")
         return Path(self.folder)
+
+
+Transport = Download | Package | Installed
+"""`fetch` returns the folder in which the files lie; anything that goes wrong is raised."""
 
 
 class _Progress:

@@ -7,25 +7,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.mnist import cache_folder, load_mnist
-
-
-class LeNet(nn.Module):
-    """61,706 parameters: two 5x5 convolutions with average pooling, then three Linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv0 = nn.Conv2d(1, 6, 5, padding=2)
-        self.conv1 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(400, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.avg_pool2d(F.relu(self.conv0(x)), 2)
-        x = F.avg_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.relu(self.fc1(x.flatten(1)))
-        return self.fc3(F.relu(self.fc2(x)))
+from entrim.experiments import LeNet, cache_folder, load_mnist, normalisation
 
 
 @torch.no_grad()
@@ -50,7 +32,8 @@ def trained_lenet(seed: int = 0, say: Callable[[str], None] = print) -> LeNet:
         if file.exists():
             model.load_state_dict(load_file(file))
             return model.eval()
-        images, labels = (part[:50_000] for part in load_mnist("train"))
+        mnist = load_mnist("train")[:50_000]
+        images, labels = mnist.normalised(normalisation.MNIST), mnist.labels
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
         schedule = torch.optim.lr_scheduler.StepLR(optimiser, step_size=7, gamma=0.5)
         for epoch in range(20):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from benchmarks.lenet import LeNet, accuracy, layer_rows, trained_lenet
-from benchmarks.mnist import load_mnist
+from benchmarks.lenet import accuracy, layer_rows, trained_lenet
 from benchmarks.record import table, timed, verdict
+from entrim.experiments import LeNet, load_mnist, normalisation
 
 IMAGES = 500
 EPS = {"fc1": (0.01, 0.05), "fc2": (1e-4, 1e-3), "fc3": (1e-4, 1e-3)}
@@ -29,7 +29,7 @@ class Case:
     @classmethod
     def load(cls) -> "Case":
         model = trained_lenet()
-        images = load_mnist("train")[0][:IMAGES]
+        images = load_mnist("train")[:IMAGES].normalised(normalisation.MNIST)
         rows = {name: layer_rows(model, name, images) for name in EPS}
         return cls(
             model,
@@ -132,7 +132,8 @@ def exhaustive_error(m: entrim.Moments, k: int) -> float | str:
 
 def network_accuracy(case: Case) -> str:
     """Put solved layers back into the network by hand and measure the test set, nothing trained."""
-    images, labels = load_mnist("t10k")
+    mnist = load_mnist("test")
+    images, labels = mnist.normalised(normalisation.MNIST), mnist.labels
     base = accuracy(case.model, images, labels)
     m = case.moments["fc1"]
     rows = [["baseline", 16, "", "99.04", base, base]]

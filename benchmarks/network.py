@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import entrim
 from benchmarks.record import table, timed, verdict, write
-from benchmarks.zoo import ZOO, Entry
+from entrim.experiments import ZOO, Entry
 from entrim.graph import ChannelGraph
 from entrim.network import Cut, cut
 from entrim.network.surgery import sliced

@@ -26,12 +26,10 @@ class SingularMomentsError(EntrimError, ArithmeticError):
 
 
 class MissingExtraError(EntrimError, ImportError):
-    """A method needs a package of an optional extra that is not installed."""
+    """Something needs a package of an optional extra that is not installed."""
 
-    def __init__(self, method: str, package: str, extra: str) -> None:
-        super().__init__(
-            f'method="{method}" needs {package}: install it with pip install "entrim[{extra}]"'
-        )
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f'{what} needs {package}: install it with pip install "entrim[{extra}]"')
 
 
 class TraceError(EntrimError, ValueError):
@@ -56,6 +54,10 @@ class SaveError(EntrimError, OSError):
 
 class LoadError(EntrimError, ValueError):
     """A saved network is damaged, of a newer format, or of another network."""
+
+
+class DataError(EntrimError, OSError):
+    """A dataset or a pre-trained network cannot be had."""
 
 
 class RolledBackWarning(UserWarning):

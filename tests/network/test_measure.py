@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.lenet import LeNet
 from entrim import Latency, Measurement, measure
 from entrim.errors import BadSettingError
+from entrim.experiments import LeNet
 from tests.network.kinds import Net, conv
 
 

@@ -215,7 +215,7 @@ def _lasso(
     try:
         from sklearn.linear_model import lars_path_gram
     except ImportError as error:
-        raise MissingExtraError("lasso", "scikit-learn", "compare") from error
+        raise MissingExtraError('method="lasso"', "scikit-learn", "compare") from error
     terms = []
     for number, m in enumerate(group):
         weight = weights[number] if weights else refit(m, range(m.channels)).weight

@@ -1,4 +1,4 @@
-"""The networks that every measurement cuts, exact to the tables of the papers, weights random."""
+"""The networks of the experiments, exact to the tables of the papers that they come from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,20 +7,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.lenet import LeNet
+_KERAS_EPS = 1e-3
+_VGG_WIDTHS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+"""Of the convolutions; 0 is a max pooling."""
 
-VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-"""Widths of the convolutions; 0 is a max pooling."""
+
+class LeNet(nn.Module):
+    """61,706 parameters: two 5x5 convolutions with average pooling, then three Linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv0 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv1 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(400, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images 1 x 28 x 28."""
+        x = F.avg_pool2d(F.relu(self.conv0(x)), 2)
+        x = F.avg_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
 
 
-class Vgg16(nn.Module):
+class VGG16(nn.Module):
     """14,728,266 parameters: thirteen convolutions with BatchNorm and one Linear, for 32 x 32."""
 
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
-        for width in VGG16:
+        for width in _VGG_WIDTHS:
             if width == 0:
                 layers.append(nn.MaxPool2d(2))
                 continue
@@ -30,6 +48,7 @@ class Vgg16(nn.Module):
         self.classifier = nn.Linear(512, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images 3 x 32 x 32."""
         return self.classifier(self.features(x).flatten(1))
 
 
@@ -41,15 +60,17 @@ class PaddedShortcut(nn.Module):
         self.extra = extra
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return a quarter of the size; the new channels stand half before and half after."""
         half = self.extra // 2
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, half, half))
 
 
-def projected(before: int, width: int, stride: int) -> nn.Module:
+def projected(before: int, width: int, stride: int, eps: float = 1e-5) -> nn.Module:
     """Return a shortcut by a 1 x 1 convolution where the shape changes."""
     if stride == 1 and before == width:
         return nn.Sequential()
-    return nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+    norm = nn.BatchNorm2d(width, eps)
+    return nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), norm)
 
 
 def padded(before: int, width: int, stride: int) -> nn.Module:
@@ -69,6 +90,7 @@ class BasicBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of both ways, rectified."""
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         return F.relu(out + self.shortcut(x))
 
@@ -97,26 +119,49 @@ class CifarResNet(nn.Module):
         self.linear = nn.Linear(before, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images 3 x 32 x 32."""
         x = F.relu(self.bn1(self.conv1(x)))
         for stage in self.stages:
             x = self.get_submodule(stage)(x)
         return self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+class ResNet18(CifarResNet):
+    """11,173,962 parameters: two blocks a stage, shortcuts by 1 x 1 convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__((64, 128, 256, 512), 2, projected)
+
+
+class ResNet20(CifarResNet):
+    """269,722 parameters: three blocks a stage, shortcuts padded with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__((16, 32, 64), 3, padded)
+
+
+class ResNet56(CifarResNet):
+    """853,018 parameters: nine blocks a stage, shortcuts padded with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__((16, 32, 64), 9, padded)
+
+
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the first of them strides."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(before, width, 1, stride, bias=False)
+        self.bn1 = nn.BatchNorm2d(width, _KERAS_EPS)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width, _KERAS_EPS)
         self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(4 * width)
-        self.downsample = projected(before, 4 * width, stride)
+        self.bn3 = nn.BatchNorm2d(4 * width, _KERAS_EPS)
+        self.downsample = projected(before, 4 * width, stride, _KERAS_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of both ways, rectified."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(out)))))
         return F.relu(out + self.downsample(x))
@@ -129,12 +174,16 @@ def bottlenecks(before: int, width: int, stride: int, blocks: int) -> nn.Sequent
 
 
 class ResNet50(nn.Module):
-    """25,557,032 parameters: bottlenecks 3, 4, 6, 3 for 224 x 224 and 1000 classes."""
+    """25,557,032 parameters: bottlenecks 3, 4, 6, 3 for 224 x 224 and 1000 classes.
+
+    In the form of Keras: stride on the first 1 x 1 of a block, as He et al. have it, and an eps of
+    1e-3 in every BatchNorm.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = nn.BatchNorm2d(64, _KERAS_EPS)
         self.layer1 = bottlenecks(64, 64, 1, blocks=3)
         self.layer2 = bottlenecks(256, 128, 2, blocks=4)
         self.layer3 = bottlenecks(512, 256, 2, blocks=6)
@@ -142,19 +191,10 @@ class ResNet50(nn.Module):
         self.fc = nn.Linear(2048, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images 3 x 224 x 224."""
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-def resnet18() -> CifarResNet:
-    """Return the ResNet18 for CIFAR: 11,173,962 parameters, shortcuts by 1 x 1 convolutions."""
-    return CifarResNet((64, 128, 256, 512), 2, projected)
-
-
-def resnet56() -> CifarResNet:
-    """Return the ResNet-56 for CIFAR: 853,018 parameters, shortcuts padded with zeros."""
-    return CifarResNet((16, 32, 64), 9, padded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +227,9 @@ class Entry:
 
 ZOO = {
     "LeNet": Entry(LeNet, 61_706, (1, 28, 28)),
-    "VGG-16": Entry(Vgg16, 14_728_266, (3, 32, 32)),
-    "ResNet18": Entry(resnet18, 11_173_962, (3, 32, 32)),
-    "ResNet-56": Entry(resnet56, 853_018, (3, 32, 32)),
+    "VGG-16": Entry(VGG16, 14_728_266, (3, 32, 32)),
+    "ResNet18": Entry(ResNet18, 11_173_962, (3, 32, 32)),
+    "ResNet-20": Entry(ResNet20, 269_722, (3, 32, 32)),
+    "ResNet-56": Entry(ResNet56, 853_018, (3, 32, 32)),
     "ResNet-50": Entry(ResNet50, 25_557_032, (3, 224, 224)),
 }

@@ -1,17 +1,18 @@
-"""The networks of the benchmarks are those of the papers."""
+"""The networks of the experiments are those of the papers."""
 
 import pytest
 import torch
 
-from benchmarks.zoo import ZOO
 from entrim import measure
+from entrim.experiments import ZOO
 
 MACS = {
     "LeNet": 416_520,
     "VGG-16": 313_201_664,
     "ResNet18": 555_422_720,
+    "ResNet-20": 40_551_040,
     "ResNet-56": 125_485_696,
-    "ResNet-50": 4_089_184_256,
+    "ResNet-50": 3_857_973_248,
 }
 
 

@@ -60,5 +60,17 @@ class DataError(EntrimError, OSError):
     """A dataset or a pre-trained network cannot be had."""
 
 
+class BadImagesError(EntrimError, ValueError):
+    """The images cannot tell which channels matter."""
+
+
+class CalibrationWarning(UserWarning):
+    """The images may not be what the network expects, or too few."""
+
+
+class NothingCutWarning(UserWarning):
+    """Every channel was kept, because the penalty is too small."""
+
+
 class RolledBackWarning(UserWarning):
     """A group was left at its full width, because the network's own code cannot follow its cut."""

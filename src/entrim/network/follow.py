@@ -27,9 +27,9 @@ def follow(model: nn.Module, example: Example) -> Walk:
     if not isinstance(model, nn.Module):
         raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     still = copied(model).eval()
-    program = _exported(still, example)
-    shapes, aliases = _tensors(still)
-    names = _names(program, aliases)
+    program = exported(still, example)
+    shapes, aliases = named_tensors(still)
+    names = placeholders(program, aliases)
     walk = Walk(still, names, shapes, aliases)
     walk.idle.update(name for node, name in names.items() if not node.users)
     for node in program.graph.nodes:
@@ -60,7 +60,7 @@ def copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _exported(model: nn.Module, example: Example) -> ExportedProgram:
+def exported(model: nn.Module, example: Example) -> ExportedProgram:
     args, kwargs = arguments(example)
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -75,7 +75,7 @@ def _exported(model: nn.Module, example: Example) -> ExportedProgram:
         ) from error
 
 
-def _tensors(
+def named_tensors(
     model: nn.Module,
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, ...]]]:
     """Return the shape of every tensor, and all names of each by its first."""
@@ -90,7 +90,7 @@ def _tensors(
     return shapes, aliases
 
 
-def _names(program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]) -> dict[fx.Node, str]:
+def placeholders(program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]) -> dict[fx.Node, str]:
     """Return the parameter or buffer behind each placeholder; shared tensors by one name."""
     first = {alias: name for name, others in aliases.items() for alias in others}
     signature = program.graph_signature

@@ -17,6 +17,7 @@ from entrim.network.follow import Example, copied, follow
 from entrim.network.form import layout_of, origin_of_cut
 from entrim.network.grouping import channel_graph
 from entrim.network.proof import Bench, Proof, Window, demand_numbers, difference
+from entrim.network.slices import part_of, put_part, zero_gone
 from entrim.plan import Plan
 
 Kept = Mapping[str, Sequence[int]]
@@ -140,9 +141,7 @@ def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
         old = _find(small, name)
         if id(old) in done:
             continue
-        new = old.detach()
-        for dim, positions in dims.items():
-            new = new.index_select(dim, torch.tensor(positions, device=old.device))
+        new = part_of(old.detach(), dims)
         done.add(id(_replace(small, old, _in_format_of(old, new))))
     for (module, attribute), fall in graph.drops(kept).items():
         owner = small.get_submodule(module)
@@ -155,10 +154,7 @@ def masked(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
     full, stays = copied(model), graph.stays(kept)
     with torch.no_grad():
         for site in graph.sites:
-            weight = _find(full, site.weight)
-            stay = stays.get(site.weight, {}).get(site.dim, range(weight.shape[site.dim]))
-            gone = sorted(set(range(weight.shape[site.dim])).difference(stay))
-            weight.index_fill_(site.dim, torch.tensor(gone, device=weight.device).long(), 0)
+            zero_gone(_find(full, site.weight), site.dim, stays.get(site.weight, {}))
     return full
 
 
@@ -167,12 +163,7 @@ def zero_padded(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
     full, stays = masked(model, graph, plan.kept), graph.stays(plan.kept)
     with torch.no_grad():
         for name, new in plan.weights.items():
-            old = _find(full, name)
-            where = [
-                torch.tensor(stays.get(name, {}).get(dim, range(size)))
-                for dim, size in enumerate(old.shape)
-            ]
-            old[torch.meshgrid(*where, indexing="ij") if where else ...] = new.to(old)
+            put_part(_find(full, name), stays.get(name, {}), new)
     return full
 
 

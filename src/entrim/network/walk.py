@@ -85,6 +85,16 @@ class Walk:
         return Value(shape, wide[0], self.bind(name, wide[0], self.channels.fresh(shape[wide[0]])))
 
 
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by name; defaults are filled in from the schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {str(i): argument for i, argument in enumerate(node.args)}
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return {**defaults, **given, **node.kwargs}
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One operation of the exported graph, its arguments by their name in the schema."""
@@ -95,13 +105,8 @@ class Call:
 
     @classmethod
     def of(cls, walk: Walk, node: fx.Node) -> "Call":
-        """Return the call that `node` stands for; defaults are filled in from the schema."""
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            return cls(walk, node, {str(i): argument for i, argument in enumerate(node.args)})
-        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-        defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-        return cls(walk, node, {**defaults, **given, **node.kwargs})
+        """Return the call that `node` stands for."""
+        return cls(walk, node, arguments_of(node))
 
     def get(self, name: str) -> Any:
         """Return the argument called `name`, None where the operation has none."""

@@ -156,6 +156,11 @@ def candidates(objective: Objective) -> tuple[Int[Tensor, " k"], list[str]]:
     return distinct, notes
 
 
+def live_channels(moments: Sequence[Moments]) -> int:
+    """Return how many channels are live and no copies of others: what a choice is made among."""
+    return len(candidates(Objective.of(moments, -1.0, 1.0))[0])
+
+
 def start_weights(start: Start) -> Float[Tensor, " D"]:
     """Return the w of an earlier answer, or the given w, as float64 on the CPU."""
     w = start.w if isinstance(start, Choice) else start

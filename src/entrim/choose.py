@@ -1,0 +1,142 @@
+"""From the moments of a group of channels to those that stay, as asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from entrim.errors import DeadInputError
+from entrim.moments import Moments
+from entrim.solver import Selector, Solution, live_channels, select, solve, solve_for
+
+SELECTORS = ("entropic", "greedy", "lasso", "magnitude", "random", "exhaustive")
+COUPLINGS = ("joint", "max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is wanted of one group: a width, or the strengths that decide on one."""
+
+    channels: int
+    width: int | None = None
+    eps_w: float = -1e-4
+    eps_l2: float = 1e-4
+    selector: Selector = "entropic"
+    coupling: str = "joint"
+    round_to: int = 1
+    raw: bool = False
+    """Whether the weights of the solve itself are wanted, not those of a refit."""
+
+    def rounded(self, width: int) -> int:
+        """Return `width` as the next multiple of `round_to`, at most all channels."""
+        return min(self.channels, -(-width // self.round_to) * self.round_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chosen:
+    """The channels of a group that stay."""
+
+    kept: tuple[int, ...]
+    how: str
+    w: Tensor | None = None
+    loss: float | None = None
+    certificate: float | None = None
+    trace: tuple[float, ...] = ()
+    ridge_solves: int = 0
+    parts: tuple[Solution, ...] = ()
+    """The weights for each consumer, where the choice came with some."""
+
+
+def choose(
+    ask: Ask,
+    moments: Sequence[Moments],
+    weights: Sequence[Tensor],
+    generator: torch.Generator | None = None,
+) -> Chosen:
+    """Return the channels of one group that stay, for all its consumers together."""
+    try:
+        found = _by_width(ask, moments, weights, generator) if ask.width else _by_eps(ask, moments)
+    except DeadInputError:
+        return Chosen(kept=(0,), how="all its channels are zero on these images")
+    width = ask.rounded(len(found.kept))
+    return found if width == len(found.kept) else _filled(ask, found, moments, width)
+
+
+def _by_eps(ask: Ask, moments: Sequence[Moments]) -> Chosen:
+    if ask.coupling == "max" and len(moments) > 1:
+        return _by_maximum(
+            [solve(m, eps_w=ask.eps_w, eps_l2=ask.eps_l2) for m in moments], ask.channels
+        )
+    found = solve(list(moments), eps_w=ask.eps_w, eps_l2=ask.eps_l2)
+    return Chosen(
+        kept=tuple(found.kept.tolist()),
+        how=str(found.status),
+        w=found.w,
+        loss=found.loss,
+        certificate=found.certificate,
+        trace=found.trace,
+        ridge_solves=found.ridge_solves,
+        parts=found.parts,
+    )
+
+
+def _by_width(
+    ask: Ask,
+    moments: Sequence[Moments],
+    weights: Sequence[Tensor],
+    generator: torch.Generator | None,
+) -> Chosen:
+    width = ask.rounded(ask.width or ask.channels)
+    if width == ask.channels:
+        return Chosen(kept=tuple(range(ask.channels)), how="whole, as asked")
+    if ask.selector == "entropic":
+        width = min(width, live_channels(moments))
+        if ask.coupling == "max" and len(moments) > 1:
+            parts = [solve_for(m, channels=min(width, live_channels([m]))) for m in moments]
+            return _by_maximum(parts, width)
+        if ask.raw:
+            found = solve_for(list(moments), channels=width)
+            return Chosen(
+                kept=tuple(found.kept.tolist()),
+                how="the largest w, held at this width",
+                w=found.w,
+                loss=found.loss,
+                certificate=found.certificate,
+                trace=found.trace,
+                ridge_solves=found.ridge_solves,
+                parts=found.parts,
+            )
+    kept = select(
+        list(moments),
+        channels=width,
+        method=ask.selector,
+        weight=list(weights),
+        generator=generator,
+    )
+    return Chosen(kept=tuple(kept.tolist()), how=f"{ask.selector}, at this width")
+
+
+def _by_maximum(parts: Sequence[Solution], most: int) -> Chosen:
+    """Return the channels that matter to any consumer, the `most` important ones of them."""
+    w = torch.stack([part.w for part in parts]).amax(0)
+    kept = w.topk(min(most, int((w > 0).sum()))).indices.sort().values
+    return Chosen(
+        kept=tuple(kept.tolist()),
+        how="the largest w of any consumer",
+        w=w,
+        ridge_solves=sum(part.ridge_solves for part in parts),
+    )
+
+
+def _filled(ask: Ask, found: Chosen, moments: Sequence[Moments], width: int) -> Chosen:
+    """Return the choice with more channels, up to a round number: the next by w, then by index."""
+    width = max(width, 1)
+    more: Int[Tensor, " k"] = torch.tensor([], dtype=torch.int64)
+    live = live_channels(moments)
+    if ask.selector == "entropic" and live > len(found.kept):
+        more = solve_for(list(moments), channels=min(width, live)).kept
+    wanted = [*found.kept, *more.tolist(), *range(ask.channels)]
+    kept = tuple(sorted(list(dict.fromkeys(wanted))[:width]))
+    return replace(found, kept=kept, how=f"{found.how}; rounded up to {width}", parts=())

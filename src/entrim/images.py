@@ -1,0 +1,132 @@
+"""The images that a network is looked at with: read, checked, and laid in batches."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from entrim.errors import BadImagesError
+
+Images = Tensor | Iterable[Any]
+"""A tensor (images first), or batches: tensors, (images, labels) pairs, or dicts of arguments."""
+
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """All images, one tensor for each argument of the network."""
+
+    arguments: Mapping[str, Tensor]
+    """By keyword; one unnamed tensor under ""."""
+
+    @property
+    def count(self) -> int:
+        """The number of images."""
+        return len(next(iter(self.arguments.values())))
+
+    def batch(self, index: slice | Tensor) -> Tensor | dict[str, Tensor]:
+        """Return some of the images as the network is called with them."""
+        if "" in self.arguments:
+            return self.arguments[""][index]
+        return {name: tensor[index] for name, tensor in self.arguments.items()}
+
+    def batches(self) -> list[Tensor | dict[str, Tensor]]:
+        """Return all images in batches of at most 64, all of one size where that can be."""
+        least = math.ceil(self.count / BATCH)
+        even = [k for k in range(least, 2 * least + 1) if self.count % k == 0]
+        number = even[0] if even else least
+        edges = [round(k * self.count / number) for k in range(number + 1)]
+        return [self.batch(slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def resampled(self, generator: torch.Generator | None) -> "Calibration":
+        """Return as many images, drawn from these with replacement."""
+        index = torch.randint(self.count, (self.count,), generator=generator)
+        return Calibration({name: tensor[index] for name, tensor in self.arguments.items()})
+
+
+def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Calibration:
+    """Return the images on `device`, floating ones in `dtype`; bad ones are refused by name."""
+    parts = [_arguments(batch) for batch in _batches(images)]
+    if not parts:
+        raise BadImagesError("there are no images: hand over a few hundred")
+    names = parts[0].keys()
+    if any(part.keys() != names for part in parts):
+        raise BadImagesError("the batches have different arguments: hand over batches of one kind")
+    joined = {name: _joined([part[name] for part in parts]) for name in names}
+    lengths = {len(tensor) for tensor in joined.values()}
+    if len(lengths) > 1 or 0 in lengths:
+        raise BadImagesError(f"the arguments hold {sorted(lengths)} images: hand over as many each")
+    for tensor in joined.values():
+        _check(tensor)
+    return Calibration(
+        {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in joined.items()
+        }
+    )
+
+
+def _batches(images: Images) -> Iterable[Any]:
+    if isinstance(images, Tensor | Mapping):
+        return [images]
+    if isinstance(images, str | bytes) or not isinstance(images, Iterable):
+        raise BadImagesError(
+            f"the images are a {type(images).__name__}: hand over a tensor (images, channels, "
+            "height, width) or an iterable of batches"
+        )
+    return images
+
+
+def _arguments(batch: Any) -> dict[str, Tensor]:
+    """Return the network's arguments in `batch`; labels behind the images are left out."""
+    if isinstance(batch, Mapping):
+        return {str(name): _tensor(value) for name, value in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch):
+        batch = batch[0]
+    return {"": _tensor(batch)}
+
+
+def _tensor(value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadImagesError(
+            f"a batch is a {type(value).__name__}: hand over tensors, or (images, labels) pairs"
+        ) from error
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise BadImagesError("a batch is a single number: hand over tensors with images first")
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+    if len(shapes) > 1:
+        raise BadImagesError(
+            f"the images have shapes {sorted(shapes)}: resize or crop them to one shape"
+        )
+    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
+
+
+def _check(tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
+        if tensor.dtype in (torch.uint8, torch.int8) and tensor.dim() > 2:
+            raise BadImagesError(
+                f"the images are {tensor.dtype}: convert them to float and normalise them as in "
+                "the network's training"
+            )
+        return
+    flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
+    bad = (~torch.isfinite(flat).all(1)).nonzero()[:, 0]
+    if len(bad):
+        raise BadImagesError(
+            f"{len(bad)} of {len(tensor)} images hold NaN or infinity, the first is number "
+            f"{int(bad[0])}: remove them"
+        )
+    if len(tensor) > 1 and bool((flat == flat[0]).all()):
+        raise BadImagesError(
+            f"all {len(tensor)} images are the same: hand over different ones, as the network will "
+            "see them in use"
+        )

@@ -1,0 +1,240 @@
+"""From images to moments: one pass of the original network, every site's second moments summed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, fx
+
+from entrim.graph import Group
+from entrim.moments import Moments
+from entrim.network.follow import Example
+from entrim.network.patches import PatchGram
+from entrim.network.reading import Reader
+from entrim.network.replay import Program, Stream
+from entrim.network.shelf import Shelf
+from entrim.network.walk import arguments_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gram:
+    """The sums of z z' over the rows of one layer, z = (1; x), for each group of a convolution."""
+
+    sums: Float[Tensor, "groups n1 n1"]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Familiarity:
+    """How far the images are from what one BatchNorm saw in training."""
+
+    layer: str
+    shift: float
+    """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
+    spread: float
+    """Median over channels of variance / running variance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What to run, on which images, and how to look at it."""
+
+    programs: Sequence[Program]
+    batches: Sequence[Example]
+    tensors: Mapping[str, Tensor]
+    memory_limit: int
+    positions: int | None = None
+    """Output positions drawn for each image; None for all."""
+    generator: torch.Generator | None = None
+    on_batch: Callable[[], None] = lambda: None
+
+    def streams(self, shelf: Shelf) -> Iterator[Stream]:
+        """Yield one stream a batch, so that nothing of a batch outlives it."""
+        for program, batch in zip(self.programs, self.batches, strict=True):
+            yield Stream([program], [batch], dict(self.tensors), shelf)
+            self.on_batch()
+
+
+def size_of(reader: Reader) -> int:
+    """Return the bytes that the Gram matrices of `reader` take."""
+    return reader.geometry.groups * (reader.columns + 1) ** 2 * 8
+
+
+def capture(task: Pass, readers: Sequence[Reader], grams: Shelf) -> None:
+    """Put the Gram of every one of `readers` on the shelf `grams`, under the name of its layer.
+
+    As many passes over the images as the Gram matrices need to stay within the memory limit.
+    """
+    for some in _within(readers, task.memory_limit):
+        sums = {
+            reader.site.layer: PatchGram(reader.geometry, reader.channels, _device(task))
+            for reader in some
+        }
+        with torch.no_grad(), Shelf(task.memory_limit) as shelf:
+            for stream in task.streams(shelf):
+                _watch(stream, some, sums, task)
+        for reader in some:
+            total = sums.pop(reader.site.layer)
+            grams.put(reader.site.layer, total.gram_sum)
+            grams.put((reader.site.layer, "count"), total.count)
+
+
+def in_double(x: Tensor) -> Tensor:
+    """Return `x` in double precision, on the CPU where its device has none.
+
+    Single precision would be twice as fast, but then rounding makes the Gram of fewer rows than
+    columns indefinite, and no ridge below that rounding could be solved.
+    """
+    return x.to(_sums_device(x.device), torch.float64)
+
+
+def _sums_device(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def gram_of(grams: Shelf, layer: str) -> Gram:
+    """Return what `capture` found for `layer`."""
+    return Gram(grams.get(layer), grams.get((layer, "count")))
+
+
+def familiarity(task: Pass) -> list[Familiarity]:
+    """Return how familiar the first batch looks to every BatchNorm of the network."""
+    found = []
+    program = task.programs[0]
+    with torch.no_grad(), Shelf(task.memory_limit) as shelf:
+        stream = Stream([program], [task.batches[0]], dict(task.tensors), shelf)
+        for place, node in enumerate(program.nodes):
+            norm = batchnorm_of(program, node)
+            if norm is not None:
+                x = stream.value(arguments_of(node)["input"], 0)
+                mean, variance = statistics([x])
+                known = {key: task.tensors[f"{norm}.running_{key}"] for key in ("mean", "var")}
+                shift = (mean - known["mean"]) / known["var"].clamp_min(1e-12).sqrt()
+                ratio = variance / known["var"].clamp_min(1e-12)
+                found.append(
+                    Familiarity(norm, float(shift.square().mean().sqrt()), float(ratio.median()))
+                )
+            stream.run(place)
+            stream.forget(place)
+    return found
+
+
+def statistics(parts: Sequence[Tensor]) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
+    """Return mean and variance over everything but the channels, of several batches together."""
+    axes = [axis for axis in range(parts[0].dim()) if axis != 1]
+    count = sum(part.numel() // part.shape[1] for part in parts)
+    mean = torch.stack([part.double().sum(axes) for part in parts]).sum(0) / count
+    shape = [-1 if axis == 1 else 1 for axis in range(parts[0].dim())]
+    apart = [(part.double() - mean.view(shape)).square().sum(axes) for part in parts]
+    return mean, torch.stack(apart).sum(0) / count
+
+
+def batchnorm_of(program: Program, node: fx.Node) -> str | None:
+    """Return the name of the BatchNorm with running statistics that `node` is, else None."""
+    if "batch_norm" not in str(node.target):
+        return None
+    mean = arguments_of(node).get("running_mean")
+    name = program.names.get(mean) if isinstance(mean, fx.Node) else None
+    return name.removesuffix(".running_mean") if name else None
+
+
+def consumers(
+    reader: Reader, gram: Gram, group: Group, tensors: Mapping[str, Tensor]
+) -> list[Moments]:
+    """Return the moments of `group` at `reader`, one for each group of its convolution.
+
+    The targets are the layer's own outputs, so they follow from the Gram and the weights. Where the
+    layer reads other channels too, the group answers for its own share of the outputs only.
+    """
+    weights = [share.double() for share in shares(reader, group, tensors)]
+    bias = torch.zeros(len(weights), len(weights[0]), dtype=torch.float64)
+    if reader.site.bias_home == "bias" and reader.bias is not None and reader.reads_only(group):
+        bias = tensors[reader.bias].double().cpu().view(bias.shape)
+    return [
+        _moments(gram, number, table, weights[number], bias[number], reader.site.bias_home)
+        for number, table in enumerate(reader.of_group(group))
+    ]
+
+
+def shares(reader: Reader, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the weights that the layer has on the channels of `group`, one for each matrix."""
+    weight = reader.matrices(tensors[reader.site.weight]).cpu()
+    return [
+        weight[number][:, table.flatten().clamp_min(0)] * (table.flatten() >= 0)
+        for number, table in enumerate(reader.of_group(group))
+    ]
+
+
+def _moments(
+    gram: Gram,
+    number: int,
+    table: Int[Tensor, "units block"],
+    share: Float[Tensor, "M n"],
+    bias: Float[Tensor, " M"],
+    home: str | None,
+) -> Moments:
+    columns = table.flatten()
+    there = columns >= 0
+    index = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns.clamp_min(0)])
+    sums = gram.sums[number].cpu()
+    if not torch.equal(index, torch.arange(len(sums))):
+        sums = sums[index][:, index]
+    present = torch.cat([torch.ones(1, dtype=torch.bool), there])
+    if not bool(present.all()):
+        sums = sums * present * present[:, None]
+    target = torch.cat([bias[None], share.T])
+    cross = sums @ target
+    moments = Moments(
+        count=gram.count,
+        gram_sum=sums,
+        cross_sum=cross,
+        target_sum_sq=max(0.0, float((target * cross).sum())),
+        block=table.shape[1],
+    )
+    return moments if home is not None else moments.through_origin()
+
+
+def _watch(
+    stream: Stream, readers: Sequence[Reader], sums: Mapping[str, PatchGram], task: Pass
+) -> None:
+    calls = {
+        place: (reader, source)
+        for reader in readers
+        for place, source in zip(reader.places, reader.inputs, strict=True)
+    }
+    last = max(calls)
+    for place in range(last + 1):
+        if place in calls:
+            reader, source = calls[place]
+            x = stream.at(source, 0)
+            sums[reader.site.layer].add(in_double(x), _drawn(reader, x, task))
+        stream.run(place)
+        stream.forget(place)
+    for place in range(last + 1):
+        stream.shelf.drop((stream.label, place, 0))
+
+
+def _drawn(reader: Reader, x: Tensor, task: Pass) -> Int[Tensor, "N P"] | None:
+    """Return the output positions to look at in each image, drawn anew for every batch."""
+    if task.positions is None or not reader.geometry.kernel:
+        return None
+    count = reader.geometry.outputs(tuple(x.shape[2:]))
+    drawn = torch.rand(len(x), count, generator=task.generator)
+    return drawn.topk(min(task.positions, count), 1).indices.to(_sums_device(x.device))
+
+
+def _device(task: Pass) -> torch.device:
+    return next(iter(task.tensors.values())).device
+
+
+def _within(readers: Sequence[Reader], limit: int) -> Iterator[list[Reader]]:
+    """Split `readers` into runs whose Gram matrices fit the limit together."""
+    run: list[Reader] = []
+    for reader in readers:
+        if run and sum(map(size_of, [*run, reader])) > limit:
+            yield run
+            run = []
+        run.append(reader)
+    if run:
+        yield run

@@ -1,0 +1,177 @@
+"""What `sparsify` may be told, checked before anything runs."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from entrim.choose import COUPLINGS, SELECTORS, Ask
+from entrim.errors import BadSettingError
+from entrim.graph import ChannelGraph, Group
+from entrim.moments import MEMORY_LIMIT
+from entrim.solver.answer import Settings as SolveSettings
+
+Patterns = str | Sequence[str]
+EPS = (-1e-4, 1e-4)
+RIDGE = 1e-4
+PAPER = {"mode": "independent", "refit": False, "correct": False}
+OURS = {"mode": "sequential", "refit": True, "correct": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All options of one run; None means that the preset decides."""
+
+    eps_w: float | None = None
+    eps_l2: float | None = None
+    preset: str | None = None
+    mode: str | None = None
+    refit: bool | None = None
+    correct: bool | None = None
+    coupling: str = "joint"
+    batchnorm: str = "keep"
+    layers: Patterns | None = None
+    skip: Patterns = ()
+    eps: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    widths: Mapping[str, int | float] | None = None
+    selector: str = "entropic"
+    round_to: int = 1
+    ridge: float = RIDGE
+    positions: int | None = None
+    resamples: int = 0
+    memory_limit: int = MEMORY_LIMIT
+
+    def __post_init__(self) -> None:
+        _one_of("preset", self.preset, (None, "paper"))
+        _one_of("mode", self.mode, (None, "sequential", "independent"))
+        _one_of("coupling", self.coupling, COUPLINGS)
+        _one_of("batchnorm", self.batchnorm, ("keep", "reestimate"))
+        _one_of("selector", self.selector, SELECTORS)
+        for name in ("round_to", "positions", "memory_limit"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise BadSettingError(f"{name} is {value!r}: hand over a whole number from 1")
+        if not isinstance(self.resamples, int) or self.resamples < 0:
+            raise BadSettingError(f"resamples is {self.resamples!r}: hand over 0 or more")
+        if not 0 <= self.ridge < math.inf:
+            raise BadSettingError(f"ridge is {self.ridge}: it must be 0 or positive")
+        if self.selector != "entropic" and not self.widths:
+            raise BadSettingError(
+                f'selector="{self.selector}" chooses at given widths: pass widths={{"*": 0.5}}'
+            )
+        for pattern, pair in self.eps.items():
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise BadSettingError(f"eps of {pattern!r} is {pair!r}: hand over (eps_w, eps_l2)")
+            _check_eps(*pair)
+        _check_eps(*self.global_eps)
+        if self.sequential and not self.refits:
+            raise BadSettingError(
+                'mode="sequential" is a refit in order: leave refit=True, or pass '
+                'mode="independent"'
+            )
+
+    @property
+    def global_eps(self) -> tuple[float, float]:
+        """The strengths where no pattern says otherwise."""
+        return (
+            EPS[0] if self.eps_w is None else self.eps_w,
+            EPS[1] if self.eps_l2 is None else self.eps_l2,
+        )
+
+    @property
+    def sequential(self) -> bool:
+        """Whether layers are rebuilt in order."""
+        return self._decided("mode") == "sequential"
+
+    @property
+    def refits(self) -> bool:
+        """Whether the weights are solved again once the channels are chosen."""
+        return bool(self._decided("refit"))
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the drift of skip paths is made up for."""
+        return bool(self._decided("correct")) and self.sequential
+
+    def _decided(self, name: str) -> Any:
+        own = getattr(self, name)
+        return (PAPER if self.preset == "paper" else OURS)[name] if own is None else own
+
+    def asks(self, graph: ChannelGraph, alone: Callable[[Group], bool]) -> dict[str, Ask]:
+        """Return what is wanted of every group; groups that stay whole are not named.
+
+        `alone` tells whether a single layer reads a group once, as the paper's preset wants it.
+        """
+        only_alone = self.preset == "paper"
+        asks = {}
+        for group in self._named(graph):
+            ask = self._ask(group)
+            if ask is not None and (alone(group) or not only_alone):
+                asks[group.name] = ask
+        return asks
+
+    def _named(self, graph: ChannelGraph) -> list[Group]:
+        wanted = ["*"] if self.layers is None else _listed(self.layers)
+        for pattern in (*wanted, *_listed(self.skip), *self.eps, *(self.widths or ())):
+            if not any(matches(pattern, group) for group in graph.groups):
+                names = ", ".join(group.name for group in graph.groups)
+                raise BadSettingError(f"no group matches {pattern!r}: the groups are {names}")
+        return [
+            group
+            for group in graph.groups
+            if any(matches(pattern, group) for pattern in wanted)
+            and not any(matches(pattern, group) for pattern in _listed(self.skip))
+        ]
+
+    def _ask(self, group: Group) -> Ask | None:
+        width = _first(self.widths or {}, group)
+        by_eps = self.widths is None or self.eps_w is not None or self.eps_l2 is not None
+        pair = _first(self.eps, group)
+        if width is None and pair is None and not by_eps:
+            return None
+        eps_w, eps_l2 = pair or self.global_eps
+        return Ask(
+            channels=group.channels,
+            width=None if width is None else _width(width, group),
+            eps_w=eps_w,
+            eps_l2=eps_l2,
+            selector=self.selector,  # pyright: ignore[reportArgumentType]
+            coupling=self.coupling,
+            round_to=self.round_to,
+            raw=not self.refits,
+        )
+
+
+def matches(pattern: str, group: Group) -> bool:
+    """Whether `pattern` is the name of the group or of a layer that produces its channels."""
+    return any(fnmatchcase(name, pattern) for name in (group.name, *group.layers))
+
+
+def _first(options: Mapping[str, Any], group: Group) -> Any:
+    """Return the option of the first pattern that matches."""
+    return next((value for key, value in options.items() if matches(key, group)), None)
+
+
+def _width(width: float, group: Group) -> int:
+    if isinstance(width, float) and 0 < width <= 1:
+        return max(1, round(width * group.channels))
+    if isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= group.channels:
+        return width
+    raise BadSettingError(
+        f"the width of {group.name} is {width!r}: hand over a whole number from 1 to "
+        f"{group.channels}, or the fraction that stays, above 0.0 and up to 1.0"
+    )
+
+
+def _listed(patterns: Patterns) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise BadSettingError(f"{name} is {value!r}: choose one of {', '.join(map(repr, known))}")
+
+
+def _check_eps(eps_w: float, eps_l2: float) -> None:
+    SolveSettings(eps_w=eps_w, eps_l2=eps_l2)

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SCRATCH = ".scratch-"
@@ -27,7 +27,8 @@ def scratch_folder() -> Iterator[Path]:
     a day, when nobody can still be writing to it.
     """
     for old in cache_folder().glob(f"{_SCRATCH}*"):
-        if time.time() - old.stat().st_mtime > _DAY:
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its process has just removed it
+            if time.time() - old.stat().st_mtime > _DAY:
+                shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=cache_folder()) as folder:
         yield Path(folder)

@@ -83,16 +83,23 @@ class Collection:
         """Return `part`, from the cache or else from the first source that delivers it."""
         if part not in self.counts:
             raise BadSettingError(f'no part {part!r} of {self.name}: use "train" or "test"')
-        content, file = None, self.file(part)
-        if file.exists():
-            content = np.fromfile(file, np.uint8)
-            if not self._is(part, content):
-                self._say(on_step, str(file), "damaged, fetching again")
-                content = None
+        content = self._kept(part, on_step)
         if content is None:
             content = self._fetch(on_step)[part]
         images = torch.from_numpy(content[self.counts[part] :]).view(-1, *self.image)
         return Dataset(images, torch.from_numpy(content[: self.counts[part]]).long())
+
+    def _kept(self, part: str, on_step: OnStep | None) -> Content | None:
+        """Return what the cache holds of `part`, if it is whole."""
+        file = self.file(part)
+        try:
+            content = np.fromfile(file, np.uint8)
+        except FileNotFoundError:
+            return None
+        if self._is(part, content):
+            return content
+        self._say(on_step, str(file), "damaged, fetching again")
+        return None
 
     def _is(self, part: str, content: Content) -> bool:
         return hashlib.sha256(content).hexdigest() == self.sha256[part]

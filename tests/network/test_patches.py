@@ -1,5 +1,6 @@
 """Second moments of patches, against the patches themselves and against PyTorch's layers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,8 +17,12 @@ from entrim.network import patches as module
 from entrim.network.geometry import Axis, Geometry
 from entrim.network.patches import PatchGram, patches
 
-CONV = (F.conv1d, F.conv2d, F.conv3d)
-TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
+TRANSPOSED: tuple[Callable[..., Tensor], ...] = (
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Case:
     def layer(self, weight: Tensor) -> Tensor:
         """Return PyTorch's outputs as (groups, rows, outputs a group)."""
         g = self.geometry
-        rank, options = len(g.kernel), {"stride": g.stride, "dilation": g.dilation}
+        rank = len(g.kernel)
+        options: dict[str, Any] = {"stride": g.stride, "dilation": g.dilation}
         if not g.transposed:
             sides = [side for pair in reversed(g.padding) for side in pair]
             y = CONV[rank - 1](F.pad(self.x, sides), weight, groups=g.groups, **options)

@@ -1,5 +1,6 @@
 """How a layer walks over its input: which input each of its weights meets, and how often."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,7 +60,7 @@ class Geometry:
     @property
     def block(self) -> int:
         """The number q of columns a channel."""
-        return torch.Size(self.kernel).numel()
+        return math.prod(self.kernel)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -86,9 +87,8 @@ class Geometry:
 
     def outputs(self, sizes: tuple[int, ...]) -> int:
         """Return the number of output positions over a map of these sizes."""
-        return torch.Size(
-            axis.outputs(size) for axis, size in zip(self.axes, sizes, strict=True)
-        ).numel()
+        along = (axis.outputs(size) for axis, size in zip(self.axes, sizes, strict=True))
+        return math.prod(max(0, positions) for positions in along)
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,8 @@
 """Second moments of the patches that a layer reads, without ever making the patches."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import product
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from entrim.errors import BadRowsError
 from entrim.network.geometry import Geometry, Meeting, Pair, meetings, sources
 
-_CHUNK_BYTES = 64 * 2**20
-_FLOAT32_ROWS = 2**16
-"""Products of this many rows at most are summed in float32."""
+_CHUNK_BYTES = 32 * 2**20
+_ROWS = 2**16
+"""So many rows at most are multiplied at once: longer float32 sums lose digits."""
 _FEW = 16
 """With fewer channels a group the products by shift are too small to pay."""
 
@@ -66,7 +66,11 @@ class PatchGram:
 
     @property
     def gram_sum(self) -> Float[Tensor, "groups n1 n1"]:
-        """The sum so far, one a group, with the constant's row and column first."""
+        """The sum so far, one a group, with the constant's row and column first.
+
+        A tensor handed out does not change when more is added. Making it takes about twice its
+        own memory for a kernel of 1, less for larger ones.
+        """
         gram = self._mine()
         if self._open is not None:
             self._open.add_to(gram)
@@ -92,17 +96,16 @@ class PatchGram:
             self._add_maps(maps)
 
     def _add_rows(self, x: Tensor, positions: Int[Tensor, "N P"] | None) -> None:
-        maps = _as_maps(x, self.geometry)
-        rows = self.geometry.outputs(tuple(maps.shape[2:]))
-        if positions is not None:
-            rows = positions.shape[1]
+        sizes = tuple(_as_maps(x, self.geometry).shape[2:])
+        rows = self.geometry.outputs(sizes) if positions is None else positions.shape[1]
         gram = self._mine()
         images = _images_at_once(rows, self.channels * self.geometry.block)
         batches = x.split(images)
         chosen = [None] * len(batches) if positions is None else positions.split(images)
         for batch, some in zip(batches, chosen, strict=True):
             z = F.pad(patches(batch, self.geometry, some), (1, 0), value=1.0)
-            gram += (z.mT @ z).to(self._device)
+            for part in z.split(_ROWS, 1):
+                gram += (part.mT @ part).to(self._device)
         self.count += len(x) * rows
 
     def _add_maps(self, maps: Float[Tensor, "N D *spatial"]) -> None:
@@ -112,12 +115,12 @@ class PatchGram:
             self._open = None
         if self._open is None:
             self._open = _Products(self.geometry, sizes, self.channels, self._device)
-        for batch in maps.split(_images_at_once(maps[0, 0].numel(), self.channels)):
+        for batch in maps.split(_images_at_once(math.prod(sizes), self.channels)):
             self._open.add(batch)
         self.count += len(maps) * self.geometry.outputs(sizes)
 
     def _mine(self) -> Tensor:
-        """Return the sum to add to: a tensor that was handed out does not change any more."""
+        """Return the sum to add to, a new one when the last was handed out."""
         if self._gram is None:
             groups = self.geometry.groups
             n1 = self.channels // groups * self.geometry.block + 1
@@ -144,8 +147,8 @@ class _Products:
     def add(self, maps: Float[Tensor, "N D *spatial"]) -> None:
         """Add a batch that fits into memory twice.
 
-        Positions come first and images next, so that neighbours of one line of the map, over all
-        images, are rows of one matrix that need not be copied.
+        Positions come first and images next: a part of the map is then copied in long runs, and
+        torch lays the batch out so by one transposition of a matrix, which it does fast.
         """
         laid = maps.flatten(2).flatten(0, 1).t().contiguous()
         laid = laid.view(*self.sizes, len(maps), maps.shape[1])
@@ -157,24 +160,21 @@ class _Products:
     def _multiply(
         self, square: Float[Tensor, "groups D D"], meeting: Meeting, laid: Float[Tensor, "..."]
     ) -> None:
-        groups = self.geometry.groups
-        total, rows = None, 0
-        for here, there in _lines(meeting):
-            near = laid[here].reshape(-1, groups, self.width).movedim(0, 1)
-            far = near if here == there else laid[there].reshape(-1, groups, self.width)
-            far = far if here == there else far.movedim(0, 1)
-            if groups == 1:
-                a, b = near[0].t(), far[0]
-                total = torch.mm(a, b) if total is None else total.addmm_(a, b)
-            else:
-                a, b = near.mT, far
-                total = torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
-            rows += near.shape[1]
-            if rows >= _FLOAT32_ROWS:
-                square += total.to(square.device)
-                total, rows = None, 0
-        if total is not None:
-            square += total.to(square.device)
+        here = tuple(slice(r.start, r.stop, r.step) for r in meeting.inputs)
+        there = tuple(
+            slice(r.start + s, r.stop + s, r.step)
+            for r, s in zip(meeting.inputs, meeting.shift, strict=True)
+        )
+        near = self._grouped(laid[here])
+        far = near if meeting.itself else self._grouped(laid[there])
+        for a, b in zip(near.split(_ROWS, -2), far.split(_ROWS, -2), strict=True):
+            square += (a.mT @ b).to(square.device)
+
+    def _grouped(self, part: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return one matrix (rows, D), or one a group."""
+        if self.geometry.groups == 1:
+            return part.reshape(-1, self.width)
+        return part.reshape(-1, self.geometry.groups, self.width).movedim(0, 1)
 
     def add_to(self, gram: Float[Tensor, "groups n1 n1"]) -> None:
         """Write the products to all the blocks that they stand for."""
@@ -184,11 +184,15 @@ class _Products:
         gram[:, 0, 1:] += sums
         gram[:, 1:, 0] += sums
         inner = gram[:, 1:, 1:].unflatten(2, (width, q)).unflatten(1, (width, q))
-        for i, j in product(range(q), range(q)):
-            if (i, j) in blocks:
-                inner[:, :, i, :, j] += self.squares[blocks[i, j]].sum(0)
-            elif (j, i) in blocks:
-                inner[:, :, i, :, j] += self.squares[blocks[j, i]].sum(0).mT
+        for i in range(q):
+            inner[:, :, i] += torch.stack([self._block(blocks, i, j) for j in range(q)], -1)
+
+    def _block(self, blocks: dict[Pair, list[int]], i: int, j: int) -> Tensor:
+        if (i, j) not in blocks and (j, i) in blocks:
+            return self._block(blocks, j, i).mT
+        if (i, j) not in blocks:
+            return self.squares.new_zeros(self.squares.shape[1:])
+        return reduce(torch.add, [self.squares[k] for k in blocks[i, j]])
 
     def _blocks(self) -> dict[Pair, list[int]]:
         blocks: defaultdict[Pair, list[int]] = defaultdict(list)
@@ -207,34 +211,23 @@ class _Products:
         return columns.view(self.geometry.groups, -1)
 
 
-def _lines(meeting: Meeting) -> Iterator[tuple[tuple[int | slice, ...], tuple[int | slice, ...]]]:
-    """Yield where the inputs of a meeting lie, and those they meet, line by line of the map."""
-    *outer, last = meeting.inputs
-    for start in product(*outer):
-        yield tuple(
-            (
-                *(u + s for u, s in zip(start, shift, strict=False)),
-                slice(last.start + shift[-1], last.stop + shift[-1], last.step),
-            )
-            for shift in ((0,) * len(meeting.shift), meeting.shift)
-        )
-
-
 def _as_maps(x: Tensor, geometry: Geometry) -> Float[Tensor, "N D *spatial"]:
     """Return `x` as images of channels, in float32 or float64."""
-    x = x if x.dtype == torch.float64 else x.float()
-    if geometry.kernel:
-        if x.ndim != len(geometry.kernel) + 2:
-            raise BadRowsError(
-                f"inputs of shape {tuple(x.shape)} for a kernel {geometry.kernel}: hand over "
-                "(images, channels, *spatial)"
-            )
-        return x
-    if x.ndim < 2:
-        raise BadRowsError(f"inputs of shape {tuple(x.shape)}: hand over (images, ..., channels)")
-    return x.reshape(len(x), -1, x.shape[-1]).mT
+    rank = len(geometry.kernel)
+    if x.ndim != rank + 2 if rank else x.ndim < 2:
+        wanted = "(images, channels, *spatial)" if rank else "(images, ..., channels)"
+        raise BadRowsError(
+            f"inputs of shape {tuple(x.shape)} for a kernel {geometry.kernel}: hand over {wanted}"
+        )
+    maps = x if rank else x.reshape(len(x), -1, x.shape[-1]).mT
+    if geometry.outputs(tuple(maps.shape[2:])) < 1:
+        raise BadRowsError(
+            f"a map {tuple(maps.shape[2:])} is smaller than what {geometry} reads at once: hand "
+            "over larger images"
+        )
+    return maps if maps.dtype == torch.float64 else maps.float()
 
 
 def _images_at_once(rows: int, columns: int) -> int:
-    """Return how many images of `rows` x `columns` fit a chunk."""
-    return max(1, min(_CHUNK_BYTES // (4 * rows * columns), _FLOAT32_ROWS))
+    """Return how many images of `rows` x `columns` fit a chunk, at least one."""
+    return max(1, min(_CHUNK_BYTES // (4 * columns), _ROWS) // max(1, rows))

@@ -9,6 +9,8 @@ import json
 import logging
 import multiprocessing as mp
 import os
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -23,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrim.errors import BadSettingError, DataError, MissingExtraError
-from entrim.experiments import decoding, normalisation
+from entrim.experiments import ZOO, decoding, normalisation
 from entrim.experiments.cache import cache_folder
 from entrim.experiments.datasets import (
     CIFAR10,
@@ -224,6 +226,22 @@ def test_without_pooch_the_reason_names_the_extra(uninstall: Callable[[str], Non
     uninstall("pooch")
     with pytest.raises(DataError, match=r'pooch: .*"entrim\[experiments\]"'):
         tiny(NOWHERE).load("test")
+
+
+def test_the_room_can_be_entered_without_its_extra() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['pooch', 'PIL', 'requests']))"
+    code = f"{blocked}; import entrim.experiments.published; print(len(entrim.experiments.ZOO))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == str(len(ZOO)), run.stderr
+
+
+def test_a_cache_that_cannot_be_made_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ENTRIM_DATA", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match="set ENTRIM_DATA"):
+        tiny().load("test")
 
 
 def test_without_pillow_sprites_name_the_extra(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from entrim.errors import DataError
+
 _SCRATCH = ".scratch-"
 _DAY = 24 * 60 * 60
 
@@ -15,7 +17,12 @@ _DAY = 24 * 60 * 60
 def cache_folder() -> Path:
     """Return the folder, made when missing: `ENTRIM_DATA`, or `~/.cache/entrim`."""
     folder = Path(os.environ.get("ENTRIM_DATA") or Path.home() / ".cache" / "entrim")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the cache {folder} cannot be made ({error}): set ENTRIM_DATA to a folder for it"
+        ) from error
     return folder
 
 

@@ -102,7 +102,7 @@ class Collection:
         return None
 
     def _is(self, part: str, content: Content) -> bool:
-        return hashlib.sha256(content).hexdigest() == self.sha256[part]
+        return hashlib.sha256(content.data).hexdigest() == self.sha256[part]
 
     def _fetch(self, on_step: OnStep | None) -> dict[str, Content]:
         """Return all parts from the first source that delivers them, and keep them."""

@@ -5,6 +5,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from entrim.errors import MissingExtraError
 
@@ -26,7 +27,7 @@ class Download:
     """The folder of an archive that holds the files."""
 
     def __str__(self) -> str:
-        return self.base if len(self.files) > 1 else self.base + self.files[0]
+        return self.base + self.files[0] if len(self.files) == 1 else self.base
 
     def fetch(self, scratch: Path, tell: Tell) -> Path:
         """Return the folder with the files; each is tried once."""
@@ -36,9 +37,8 @@ class Download:
             raise MissingExtraError("downloading", "pooch", "experiments") from error
 
         for name in self.files:
-            get = HTTPDownloader(
-                progressbar=_Progress(tell), chunk_size=_CHUNK, timeout=(_CONNECT, _READ)
-            )
+            progress: Any = _Progress(tell)  # pooch takes such an object, its types know only bool
+            get = HTTPDownloader(progress, chunk_size=_CHUNK, timeout=(_CONNECT, _READ))
             try:
                 get(self.base + name, str(scratch / name), None)
             except OSError as error:

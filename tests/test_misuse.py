@@ -19,6 +19,11 @@ MISUSES = {
     "entrim.refit(m, torch.ones(8) > 0)": "BadSettingError: kept must list",
     "entrim.trace(3, x)": "TraceError: this is a int: hand over a torch.nn.Module",
     'entrim.apply_plan(net, {"0": [1]}, x)': "PlanError: this is a dict: hand over entrim.Plan",
+    "entrim.sparsify(net, 7)": "BadImagesError: the images are a int: hand over a tensor",
+    "entrim.sparsify(3, x)": "TraceError: this is a int: hand over a torch.nn.Module",
+    "entrim.sparsify(net, x, positions=2.5)": "BadSettingError: positions is 2.5",
+    'entrim.sparsify(net, x, eps={"*": (1e-3,)})': "BadSettingError: eps of '*' is (0.001,)",
+    'entrim.sparsify(net, x, widths={"0": "2"})': "BadSettingError: the width of 0 is '2'",
     "entrim.trace(net, torch.ones(2, 5))": "TraceError: torch.export cannot follow Sequential",
 }
 

@@ -7,7 +7,9 @@ from entrim.files import load, save
 from entrim.graph import ChannelGraph
 from entrim.moments import Moments
 from entrim.network import Latency, Measurement, apply_plan, measure, trace
+from entrim.pipeline import Sparsified, sparsify
 from entrim.plan import Plan
+from entrim.records import Record, Step
 from entrim.solver import (
     JointSolution,
     Outcome,
@@ -31,9 +33,12 @@ __all__ = [
     "Moments",
     "Outcome",
     "Plan",
+    "Record",
     "Refit",
     "Solution",
+    "Sparsified",
     "Status",
+    "Step",
     "apply_plan",
     "load",
     "measure",
@@ -43,5 +48,6 @@ __all__ = [
     "solve",
     "solve_for",
     "solve_path",
+    "sparsify",
     "trace",
 ]

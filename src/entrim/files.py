@@ -37,10 +37,12 @@ _LOCK = ".entrim.lock"
 _OURS = re.compile(r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|\.entrim\.lock")
 
 
-def save(small: nn.Module, plan: Plan, folder: str | os.PathLike[str]) -> None:
+def save(
+    small: nn.Module, plan: Plan, folder: str | os.PathLike[str], *, record: str | None = None
+) -> None:
     """Write `small`, cut by `plan`, into `folder`; a save that is there is replaced in one step.
 
-    Everything that `load` needs goes along: tensors (non-persistent buffers too), which of them are
+    `record` is JSON that goes along, what `Record.to_json` gives. Everything that `load` needs goes along: tensors (non-persistent buffers too), which of them are
     shared or ask for gradients, modes and memory formats. Other files in the folder stay.
     """
     origin, place = _checked_origin(small, plan), Path(folder)
@@ -61,6 +63,7 @@ def save(small: nn.Module, plan: Plan, folder: str | os.PathLike[str]) -> None:
             "original": {"kind": origin.kind, "tensors": origin.tensors, "counts": origin.counts},
             "small": asdict(form),
             "weights": {"sha256": digest, "bytes": len(weights)},
+            **({"record": json.loads(record)} if record is not None else {}),
         }
     )
     try:

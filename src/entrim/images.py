@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,19 +22,21 @@ class Calibration:
 
     arguments: Mapping[str, Tensor]
     """By keyword; one unnamed tensor under ""."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments, the same for every batch: numbers, flags, single values."""
 
     @property
     def count(self) -> int:
         """The number of images."""
         return len(next(iter(self.arguments.values())))
 
-    def batch(self, index: slice | Tensor) -> Tensor | dict[str, Tensor]:
+    def batch(self, index: slice | Tensor) -> Tensor | dict[str, Any]:
         """Return some of the images as the network is called with them."""
         if "" in self.arguments:
             return self.arguments[""][index]
-        return {name: tensor[index] for name, tensor in self.arguments.items()}
+        return {name: tensor[index] for name, tensor in self.arguments.items()} | dict(self.fixed)
 
-    def batches(self) -> list[Tensor | dict[str, Tensor]]:
+    def batches(self) -> list[Tensor | dict[str, Any]]:
         """Return all images in batches of at most 64, all of one size where that can be."""
         least = math.ceil(self.count / BATCH)
         even = [k for k in range(least, 2 * least + 1) if self.count % k == 0]
@@ -45,7 +47,8 @@ class Calibration:
     def resampled(self, generator: torch.Generator | None) -> "Calibration":
         """Return as many images, drawn from these with replacement."""
         index = torch.randint(self.count, (self.count,), generator=generator)
-        return Calibration({name: tensor[index] for name, tensor in self.arguments.items()})
+        drawn = {name: tensor[index] for name, tensor in self.arguments.items()}
+        return Calibration(drawn, self.fixed)
 
 
 def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Calibration:
@@ -56,7 +59,10 @@ def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Cal
     names = parts[0].keys()
     if any(part.keys() != names for part in parts):
         raise BadImagesError("the batches have different arguments: hand over batches of one kind")
-    joined = {name: _joined([part[name] for part in parts]) for name in names}
+    fixed = {name: value for name, value in parts[0].items() if not _holds_images(value)}
+    joined = {name: _joined([part[name] for part in parts]) for name in names if name not in fixed}
+    if not joined:
+        raise BadImagesError("the batches hold no tensor of images: hand over tensors")
     lengths = {len(tensor) for tensor in joined.values()}
     if len(lengths) > 1 or 0 in lengths:
         raise BadImagesError(f"the arguments hold {sorted(lengths)} images: hand over as many each")
@@ -66,7 +72,8 @@ def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Cal
         {
             name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in joined.items()
-        }
+        },
+        fixed,
     )
 
 
@@ -81,10 +88,14 @@ def _batches(images: Images) -> Iterable[Any]:
     return images
 
 
-def _arguments(batch: Any) -> dict[str, Tensor]:
+def _holds_images(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _arguments(batch: Any) -> dict[str, Any]:
     """Return the network's arguments in `batch`; labels behind the images are left out."""
     if isinstance(batch, Mapping):
-        return {str(name): _tensor(value) for name, value in batch.items()}
+        return {str(name): value for name, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch):
         batch = batch[0]
     return {"": _tensor(batch)}
@@ -92,16 +103,19 @@ def _arguments(batch: Any) -> dict[str, Tensor]:
 
 def _tensor(value: Any) -> Tensor:
     try:
-        return torch.as_tensor(value).detach()
+        tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadImagesError(
             f"a batch is a {type(value).__name__}: hand over tensors, or (images, labels) pairs"
         ) from error
+    if tensor.dim() == 0:
+        raise BadImagesError("a batch is a single number: hand over tensors with images first")
+    return tensor
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise BadImagesError("a batch is a single number: hand over tensors with images first")
+    if not all(_holds_images(tensor) for tensor in tensors):
+        raise BadImagesError("a batch holds no images: hand over tensors with images first")
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
         raise BadImagesError(

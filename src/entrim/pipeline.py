@@ -1,34 +1,21 @@
 """The order of the stages: trace, collect, choose, rebuild, cut."""
 
 import os
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from entrim import files
-from entrim.choose import Ask, Chosen, choose
-from entrim.errors import CalibrationWarning, NothingCutWarning
-from entrim.graph import ChannelGraph, Group
-from entrim.images import Calibration, Images, read_images
-from entrim.network import Cut, cut, measure, trace
-from entrim.network.capture import (
-    Familiarity,
-    Pass,
-    capture,
-    consumers,
-    familiarity,
-    gram_of,
-    shares,
-    size_of,
-)
+from entrim.choose import Chosen
+from entrim.deciding import Scene, decide, name_eps, stability
+from entrim.errors import BadImagesError, CalibrationWarning, TraceError
+from entrim.images import Images, read_images
+from entrim.moments import MEMORY_LIMIT
+from entrim.network import cut, trace
+from entrim.network.capture import familiarity, gram_of
 from entrim.network.follow import Example
-from entrim.network.reading import Reader, readers
 from entrim.network.rebuild import (
     Fitted,
     Repair,
@@ -37,17 +24,17 @@ from entrim.network.rebuild import (
     rebuild,
     refit_alone,
 )
-from entrim.network.replay import programs
 from entrim.network.shelf import Shelf
 from entrim.network.slices import part_of
 from entrim.plan import Plan
-from entrim.records import GroupRecord, LayerRecord, Record, Size, Step
-from entrim.settings import Settings
+from entrim.recording import recorded
+from entrim.records import Record, Step
+from entrim.run import Run
+from entrim.settings import RIDGE, Patterns, Settings
 
 STRANGE = 1.0
 """A BatchNorm that sees means further off than this, in its own deviations, sees other images."""
 _EXAMPLE = 4
-_TRIES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,341 +50,194 @@ class Sparsified:
         files.save(self.model, self.plan, folder, record=self.record.to_json())
 
 
-@dataclass(slots=True)
-class _Run:
-    """One run: what is known so far, and whom to tell."""
-
-    model: nn.Module
-    settings: Settings
-    images: Calibration
-    generator: torch.Generator | None
-    on_step: Callable[[Step], None]
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    fitted: list[Fitted] = field(default_factory=list)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
-
-    def warn(self, note: str, category: type[UserWarning]) -> None:
-        self.notes.append(note)
-        warnings.warn(note, category, stacklevel=4)
-
-
-def sparsify_with(
+def sparsify(
     model: nn.Module,
     images: Images,
-    settings: Settings,
+    eps_w: float | None = None,
+    eps_l2: float | None = None,
     *,
+    preset: str | None = None,
+    mode: str | None = None,
+    refit: bool | None = None,
+    correct: bool | None = None,
+    coupling: str = "joint",
+    batchnorm: str = "keep",
+    layers: Patterns | None = None,
+    skip: Patterns = (),
+    eps: Mapping[str, tuple[float, float]] | None = None,
+    widths: Mapping[str, int | float] | None = None,
+    selector: str = "entropic",
+    round_to: int = 1,
+    ridge: float = RIDGE,
+    positions: int | None = None,
+    resamples: int = 0,
     example: Example | None = None,
     on_step: Callable[[Step], None] | None = None,
     generator: torch.Generator | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Sparsified:
-    """Return what `sparsify` returns, from checked settings."""
-    like = next(model.parameters())
-    run = _Run(
-        model,
-        settings,
-        read_images(images, like.device, like.dtype),
-        generator,
-        on_step or (lambda _: None),
+    """Return a smaller network that computes as nearly as possible what `model` does.
+
+    `images` are a few hundred like those the network will see, normalised as in its training: a
+    tensor, or an iterable of batches, where labels behind the images are ignored and a dict is
+    handed over as keyword arguments. `model` is not touched. Patterns (`*` and `?`) match the name
+    of a group or of a layer that produces its channels, as `trace` lists them; where several match,
+    the first counts.
+
+    - `eps_w`, `eps_l2` (-1e-4, 1e-4): how strongly few channels are wanted; more cuts more.
+      `eps={pattern: (eps_w, eps_l2)}` sets them for some groups.
+    - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction, instead of eps;
+      groups that it does not name stay whole unless eps is given too.
+    - `selector`: how channels are chosen at given widths; see `select`. For comparisons.
+    - `layers`, `skip`: look at these groups only; leave these alone.
+    - `preset="paper"`: the method as published: every layer alone, no refit, only channels that one
+      layer makes and one layer reads.
+    - `mode`: "sequential" (default) rebuilds the layers in order, each on what it will really see;
+      "independent" each on the original activations: faster by one pass, less accurate.
+    - `refit` (True): solve the weights again, without the shrinkage of eps_l2, once the channels
+      are chosen.
+    - `correct` (True): let a layer that is added to a skip path make up for the drift of that path.
+    - `ridge`: pulls the refit towards the weights of before, relative to each column's own second
+      moment; raise it when there are few images.
+    - `coupling`: channels that several layers read are chosen for all at once ("joint"), or for
+      each alone and then by the largest importance ("max", the paper's proposal).
+    - `batchnorm="reestimate"`: give every BatchNorm the statistics of these images afterwards.
+    - `round_to`: widths are multiples of this, rounded up, for hardware that likes them.
+    - `positions`: look at so many random output positions of each image instead of all: faster for
+      large images.
+    - `resamples`: choose again on so many resampled sets of images, and record how stable the kept
+      channels are.
+    - `example`: what the network is traced and proven with, by default the first four images.
+    - `on_step`: called with a `Step` after each batch, group and layer.
+    - `generator`: draws positions, resamples and random selections.
+    - `memory_limit`: bytes that second moments or activations may take; activations beyond it wait
+      on disk.
+
+    >>> import torch, entrim
+    >>> g = torch.Generator().manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    >>> small = entrim.sparsify(net, torch.randn(300, 8, generator=g), widths={"0": 4}).model
+    >>> small[0].out_features
+    4
+    """
+    settings = Settings(
+        eps_w=eps_w,
+        eps_l2=eps_l2,
+        preset=preset,
+        mode=mode,
+        refit=refit,
+        correct=correct,
+        coupling=coupling,
+        batchnorm=batchnorm,
+        layers=layers,
+        skip=skip,
+        eps=eps or {},
+        widths=widths,
+        selector=selector,
+        round_to=round_to,
+        ridge=ridge,
+        positions=positions,
+        resamples=resamples,
+        memory_limit=memory_limit,
     )
-    if example is None:
-        example = run.images.batch(slice(0, _EXAMPLE))
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    data = read_images(images, like.device, like.dtype)
+    run = Run(model, settings, data, generator, on_step or (lambda _: None))
+    return _through(run, data.batch(slice(0, _EXAMPLE)) if example is None else example)
+
+
+def _through(run: Run, example: Example) -> Sparsified:
+    """Go through all stages."""
     with run.stage("trace"):
-        graph = trace(model, example)
-        task = _task(run, run.images)
-        known = readers(task.programs[0], graph)
-    _check_images(run, task)
-    asks = settings.asks(graph, lambda group: _alone(group, known))
-    with Shelf(settings.memory_limit) as grams:
-        chosen = _choose_all(run, task, graph, known, asks, grams)
-        stability = _stability(run, graph, known, asks, chosen)
+        graph = trace(run.model, example)
+        scene = Scene.of(run, graph, run.images)
+        _check_images(run, scene)
+    run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
+    asks = run.settings.asks(graph, scene.alone)
+    with Shelf(run.settings.memory_limit) as grams:
+        chosen = decide(run, scene, asks, grams)
+        overlaps = stability(run, scene, asks, chosen)
         kept = {
             name: found.kept
             for name, found in chosen.items()
             if len(found.kept) < graph.group(name).channels
         }
         with run.stage("rebuild"):
-            plan = _rebuilt(run, task, graph, known, chosen, kept, grams)
+            plan = _rebuilt(run, scene, chosen, kept, grams)
         if not kept:
-            _name_eps(run, graph, known, asks, grams)
+            name_eps(run, scene, asks, grams)
     with run.stage("cut"):
-        done = cut(model, plan, example, graph=graph)
-    record = _recorded(run, graph, known, asks, chosen, stability, done, example)
+        done = cut(run.model, plan, example, graph=graph)
+    run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
+    record = recorded(run, scene, asks, chosen, overlaps, done, example)
     return Sparsified(model=done.model, plan=done.plan, record=record)
 
 
-def _task(run: _Run, images: Calibration) -> Pass:
-    batches = images.batches()
-    tensors = {
-        name: tensor.detach()
-        for name, tensor in (*run.model.named_parameters(), *run.model.named_buffers())
-    }
-    return Pass(
-        programs=programs(run.model, batches),
-        batches=batches,
-        tensors=tensors,
-        memory_limit=run.settings.memory_limit,
-        positions=run.settings.positions,
-        generator=run.generator,
-    )
-
-
-def _alone(group: Group, known: Mapping[str, Reader]) -> bool:
-    """Whether one layer reads the group, and nothing else makes it: no skip path, no sharing."""
-    reading = _reading(group, known)
-    return len(reading) == 1 and len(reading[0].places) == 1 and len(group.layers) == 1
-
-
-def _reading(group: Group, known: Mapping[str, Reader]) -> list[Reader]:
-    return [reader for reader in known.values() if group.name in reader.site.feeds]
-
-
-def _check_images(run: _Run, task: Pass) -> None:
-    strange = [norm for norm in familiarity(task) if norm.shift > STRANGE]
-    if strange:
-        worst = max(strange, key=lambda norm: norm.shift)
-        run.warn(_strange(worst, len(strange)), CalibrationWarning)
-
-
-def _strange(norm: Familiarity, count: int) -> str:
-    return (
-        f"the images are not like those of the training: the means that {norm.layer} sees are "
-        f"{norm.shift:.1f} standard deviations off, variances {norm.spread:.2g} times the usual "
-        f"({count} BatchNorms in all): normalise the images as in the network's training"
-    )
-
-
-def _choose_all(
-    run: _Run,
-    task: Pass,
-    graph: ChannelGraph,
-    known: Mapping[str, Reader],
-    asks: Mapping[str, Ask],
-    grams: Shelf,
-    *,
-    quiet: bool = False,
-) -> dict[str, Chosen]:
-    """Collect the moments of all groups that are asked for, then choose in each."""
-    asked = [graph.group(name) for name in asks]
-    small, large = [], set()
-    for reader in known.values():
-        if any(group.name in reader.site.feeds for group in asked):
-            if size_of(reader) > run.settings.memory_limit:
-                large.update(reader.site.feeds)
-            else:
-                small.append(reader)
-    if large and not quiet:
-        names = ", ".join(sorted(large))
-        run.warn(
-            f"left whole, because the second moments of their readers exceed memory_limit="
-            f"{run.settings.memory_limit:,} bytes: {names}; raise memory_limit, or pool before "
-            "flattening",
-            CalibrationWarning,
+def _check_images(run: Run, scene: Scene) -> None:
+    """Warn where the images cannot be like those of the training."""
+    norms = familiarity(scene.task)
+    strange = [norm for norm in norms if not norm.shift <= STRANGE]
+    if not strange:
+        return
+    worst = max(strange, key=lambda norm: norm.shift)
+    if worst.shift != worst.shift:
+        raise BadImagesError(
+            f"the network computes NaN at {worst.layer} on these images: scale them as in training"
         )
-    with run.stage("collect"):
-        capture(task, small, grams)
-    chosen = {}
-    with run.stage("choose"):
-        for done, group in enumerate(asked, 1):
-            reading = _reading(group, known)
-            if group.name in large or not reading:
-                continue
-            moments = [
-                part
-                for reader in reading
-                for part in consumers(reader, gram_of(grams, reader.site.layer), group, task.tensors)
-            ]
-            weights = [part for r in reading for part in shares(r, group, task.tensors)]
-            found = choose(asks[group.name], moments, weights, run.generator)
-            chosen[group.name] = found
-            if not quiet:
-                detail = f"{len(found.kept)} of {group.channels}"
-                run.on_step(
-                    Step(
-                        stage="choose", name=group.name, done=done, total=len(asked), detail=detail
-                    )
-                )
-    return chosen
+    run.warn(
+        f"the images are not like those of the training: the means that {worst.layer} sees are "
+        f"{worst.shift:.1f} standard deviations off, its variances {worst.spread:.2g} times the "
+        f"usual, and {len(strange)} of {len(norms)} BatchNorms see the like: normalise the images "
+        "as in the network's training",
+        CalibrationWarning,
+    )
 
 
 def _rebuilt(
-    run: _Run,
-    task: Pass,
-    graph: ChannelGraph,
-    known: Mapping[str, Reader],
+    run: Run,
+    scene: Scene,
     chosen: Mapping[str, Chosen],
     kept: Mapping[str, tuple[int, ...]],
     grams: Shelf,
 ) -> Plan:
     """Return the plan with new weights for all that changed."""
-    settings = run.settings
+    settings, graph, original = run.settings, scene.graph, scene.task.tensors
     stays = graph.stays(kept)
-    tensors = masked_tensors(graph, stays, task.tensors)
-    if not settings.refits:
-        for name in kept:
-            group, parts = graph.group(name), list(chosen[name].parts)
-            for reader in _reading(group, known) if parts else []:
-                mine = [parts.pop(0) for _ in range(reader.geometry.groups)]
-                place_solution(reader, group, mine, tensors)
-    else:
-        for reader in known.values():
+    tensors = masked_tensors(graph, stays, original)
+    if settings.refits:
+        for reader in scene.readers.values():
             cut_here = reader.site.dim in stays.get(reader.site.weight, {})
             if cut_here and (not settings.sequential or len(reader.places) > 1):
                 gram = gram_of(grams, reader.site.layer)
-                fit = refit_alone(reader, gram, stays, task.tensors, tensors, settings.ridge)
-                _tell(run, fit, len(known))
+                _tell(
+                    run, scene, refit_alone(reader, gram, stays, original, tensors, settings.ridge)
+                )
+    else:
+        for name in kept:
+            group, parts = graph.group(name), list(chosen[name].parts)
+            for reader in scene.reading(group) if parts else []:
+                mine = [parts.pop(0) for _ in range(reader.geometry.groups)]
+                place_solution(reader, group, mine, tensors)
     reestimate = settings.batchnorm == "reestimate"
     if kept and (settings.sequential or reestimate):
         repair = Repair(ridge=settings.ridge, correct=settings.corrects, reestimate=reestimate)
-        walked = known if settings.sequential else {}
+        walked = scene.readers if settings.sequential else {}
         tensors = rebuild(
-            task, walked, stays, tensors, repair, lambda fit: _tell(run, fit, len(known))
+            scene.task, walked, stays, tensors, repair, lambda fit: _tell(run, scene, fit)
         )
-    changed = {name: new for name, new in tensors.items() if new is not task.tensors[name]}
+    changed = {name: new for name, new in tensors.items() if new is not original[name]}
     return Plan(kept, {name: part_of(new, stays.get(name, {})) for name, new in changed.items()})
 
 
-def _tell(run: _Run, fitted: Fitted, total: int) -> None:
+def _tell(run: Run, scene: Scene, fitted: Fitted) -> None:
     run.fitted.append(fitted)
-    run.on_step(
-        Step(
-            stage="rebuild",
-            name=fitted.layer,
-            done=len(run.fitted),
-            total=total,
-            detail=f"error {fitted.error:.1%} of the variance",
-        )
-    )
+    detail = f"error {fitted.error:.1%} of the variance"
+    run.tell("rebuild", fitted.layer, len(run.fitted), len(scene.readers), detail)
     if fitted.rows < fitted.columns:
         run.warn(
             f"{fitted.layer} is refitted on {fitted.rows} rows for {fitted.columns} columns: hand "
             "over more images, or keep fewer channels",
             CalibrationWarning,
         )
-
-
-def _stability(
-    run: _Run,
-    graph: ChannelGraph,
-    known: Mapping[str, Reader],
-    asks: Mapping[str, Ask],
-    chosen: Mapping[str, Chosen],
-) -> dict[str, float]:
-    """Return the mean overlap of every kept set with those of resampled images."""
-    overlaps: dict[str, list[float]] = {name: [] for name in chosen}
-    for _ in range(run.settings.resamples):
-        with run.stage("resample"), Shelf(run.settings.memory_limit) as grams:
-            task = _task(run, run.images.resampled(run.generator))
-            again = _choose_all(run, task, graph, known, asks, grams, quiet=True)
-        for name, found in again.items():
-            mine, its = set(chosen[name].kept), set(found.kept)
-            overlaps[name].append(len(mine & its) / len(mine | its))
-    return {name: sum(values) / len(values) for name, values in overlaps.items() if values}
-
-
-def _name_eps(
-    run: _Run,
-    graph: ChannelGraph,
-    known: Mapping[str, Reader],
-    asks: Mapping[str, Ask],
-    grams: Shelf,
-) -> None:
-    """Warn that nothing was cut, and name the smallest doubling of eps that cuts something."""
-    by_eps = {name: ask for name, ask in asks.items() if ask.width is None}
-    if not by_eps:
-        run.warn("nothing was cut: every group keeps the width asked for", NothingCutWarning)
-        return
-    tensors = dict(run.model.named_parameters())
-    for power in range(1, _TRIES + 1):
-        for name, ask in by_eps.items():
-            factor = 4.0**power
-            bolder = Ask(
-                channels=ask.channels, eps_w=ask.eps_w * factor, eps_l2=ask.eps_l2 * factor
-            )
-            group = graph.group(name)
-            moments = [
-                part
-                for reader in _reading(group, known)
-                for part in consumers(reader, gram_of(grams, reader.site.layer), group, tensors)
-            ]
-            if moments and len(choose(bolder, moments, []).kept) < group.channels:
-                run.warn(
-                    f"nothing was cut: eps is too small for this network; try "
-                    f"eps_w={bolder.eps_w:.0e}, eps_l2={bolder.eps_l2:.0e}, which cuts {name}",
-                    NothingCutWarning,
-                )
-                return
-    run.warn("nothing was cut, whatever eps: pass widths= instead", NothingCutWarning)
-
-
-def _recorded(
-    run: _Run,
-    graph: ChannelGraph,
-    known: Mapping[str, Reader],
-    asks: Mapping[str, Ask],
-    chosen: Mapping[str, Chosen],
-    stability: Mapping[str, float],
-    done: Cut,
-    example: Example,
-) -> Record:
-    return Record(
-        model=type(run.model).__name__,
-        images=run.images.count,
-        settings=asdict(run.settings),
-        versions={name: version(name) for name in ("entrim", "torch")},
-        groups=tuple(
-            _group_record(graph.group(name), known, asks[name], found, stability.get(name))
-            for name, found in chosen.items()
-        ),
-        layers=tuple(
-            LayerRecord(layer=f.layer, rows=f.rows, columns=f.columns, error=f.error)
-            for f in run.fitted
-        ),
-        frozen=tuple((f.layer, f.channels, f.reason) for f in graph.frozen),
-        before=_size(run.model, example),
-        after=_size(done.model, example),
-        proof={
-            "sliced": done.proof.sliced,
-            "final": done.proof.final,
-            "tolerance": done.proof.tolerance,
-        },
-        seconds=dict(run.seconds),
-        notes=tuple(run.notes),
-    )
-
-
-def _group_record(
-    group: Group,
-    known: Mapping[str, Reader],
-    ask: Ask,
-    found: Chosen,
-    stability: float | None,
-) -> GroupRecord:
-    return GroupRecord(
-        name=group.name,
-        layers=group.layers,
-        readers=tuple(reader.site.layer for reader in _reading(group, known)),
-        channels=group.channels,
-        kept=found.kept,
-        how=found.how,
-        w=None if found.w is None else tuple(found.w.tolist()),
-        eps_w=None if ask.width else ask.eps_w,
-        eps_l2=None if ask.width else ask.eps_l2,
-        loss=found.loss,
-        certificate=found.certificate,
-        trace=found.trace,
-        ridge_solves=found.ridge_solves,
-        stability=stability,
-    )
-
-
-def _size(model: nn.Module, example: Example) -> Size:
-    cost = measure(model, example, repeats=2)
-    return Size(params=cost.params, macs=cost.macs, bytes=cost.bytes)

@@ -153,7 +153,7 @@ def _first(options: Mapping[str, Any], group: Group) -> Any:
     return next((value for key, value in options.items() if matches(key, group)), None)
 
 
-def _width(width: float, group: Group) -> int:
+def _width(width: int | float, group: Group) -> int:
     if isinstance(width, float) and 0 < width <= 1:
         return max(1, round(width * group.channels))
     if isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= group.channels:

@@ -90,7 +90,9 @@ def named_tensors(
     return shapes, aliases
 
 
-def placeholders(program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]) -> dict[fx.Node, str]:
+def placeholders(
+    program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]
+) -> dict[fx.Node, str]:
     """Return the parameter or buffer behind each placeholder; shared tensors by one name."""
     first = {alias: name for name, others in aliases.items() for alias in others}
     signature = program.graph_signature

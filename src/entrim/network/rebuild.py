@@ -19,7 +19,7 @@ from entrim.moments import Moments
 from entrim.network.capture import Gram, Pass, batchnorm_of, in_double, statistics
 from entrim.network.patches import PatchGram
 from entrim.network.reading import Reader, Stays
-from entrim.network.replay import Program, Stream
+from entrim.network.replay import Stream
 from entrim.network.shelf import Shelf
 from entrim.network.slices import part_of, put_part, zero_gone
 from entrim.network.walk import arguments_of
@@ -331,9 +331,7 @@ def _same_shape(one: fx.Node, other: fx.Node) -> bool:
     return shapes[0] is not None and shapes[0] == shapes[1]
 
 
-def _inverse_scale(
-    node: fx.Node, norm: str, tensors: Mapping[str, Tensor]
-) -> Float[Tensor, " D"]:
+def _inverse_scale(node: fx.Node, norm: str, tensors: Mapping[str, Tensor]) -> Float[Tensor, " D"]:
     """Return sigma / gamma of a BatchNorm, 0 where gamma / sigma is near 0."""
     eps = arguments_of(node)["eps"]
     scale = (tensors[f"{norm}.running_var"] + eps).rsqrt()
@@ -355,9 +353,7 @@ def _reestimate(new: Stream, place: int, node: fx.Node) -> None:
         new.changed.add(name)
 
 
-def _variance(
-    sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int
-) -> float:
+def _variance(sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int) -> float:
     """Return the variance of the outputs that `weight` makes, summed over them."""
     mean = sums[0, 1:] / count
     second = float((weight * (weight @ sums[1:, 1:])).sum()) / count

@@ -208,9 +208,7 @@ def _gains(
     return (left * torch.linalg.solve(own, left)).sum((1, 2))
 
 
-def _lasso(
-    group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None
-) -> Int[Tensor, " k"]:
+def _lasso(group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None) -> Int[Tensor, " k"]:
     """Cut the LASSO path of the channel scales at its first point with k of them."""
     try:
         from sklearn.linear_model import lars_path_gram

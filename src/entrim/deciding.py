@@ -1,0 +1,141 @@
+"""Which channels of every group stay: one pass of the images, then group by group."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from entrim.choose import Ask, Chosen, choose
+from entrim.errors import CalibrationWarning, NothingCutWarning
+from entrim.graph import ChannelGraph, Group
+from entrim.images import Calibration
+from entrim.moments import Moments
+from entrim.network.capture import (
+    Pass,
+    capture,
+    consumers,
+    gram_of,
+    shares,
+    size_of,
+)
+from entrim.network.reading import Reader, readers
+from entrim.network.replay import programs
+from entrim.network.shelf import Shelf
+from entrim.run import Run
+
+_TRIES = 12
+_FACTOR = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The network as it is looked at: its channels, the layers that read them, the images."""
+
+    graph: ChannelGraph
+    task: Pass
+    readers: Mapping[str, Reader]
+
+    @classmethod
+    def of(cls, run: Run, graph: ChannelGraph, images: Calibration) -> "Scene":
+        """Return the scene of one network on some images."""
+        batches = images.batches()
+        tensors = {
+            name: tensor.detach()
+            for name, tensor in (*run.model.named_parameters(), *run.model.named_buffers())
+        }
+        task = Pass(
+            programs=programs(run.model, batches),
+            batches=batches,
+            tensors=tensors,
+            memory_limit=run.settings.memory_limit,
+            positions=run.settings.positions,
+            generator=run.generator,
+        )
+        return cls(graph, task, readers(task.programs[0], graph))
+
+    def reading(self, group: Group) -> list[Reader]:
+        """Return the layers that read the channels of `group`."""
+        return [reader for reader in self.readers.values() if group.name in reader.site.feeds]
+
+    def alone(self, group: Group) -> bool:
+        """Whether one layer makes the channels and one reads them: no skip path, no sharing."""
+        reading = self.reading(group)
+        return len(reading) == 1 and len(reading[0].places) == 1 and len(group.layers) == 1
+
+    def moments(self, group: Group, grams: Shelf) -> list[Moments]:
+        """Return the moments of `group` at every layer that reads it."""
+        return [
+            part
+            for reader in self.reading(group)
+            for part in consumers(
+                reader, gram_of(grams, reader.site.layer), group, self.task.tensors
+            )
+        ]
+
+
+def decide(
+    run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
+) -> dict[str, Chosen]:
+    """Return the choice in every group that is asked for, and leave the moments on `grams`."""
+    asked = [scene.graph.group(name) for name in asks]
+    concerned = [r for r in scene.readers.values() if any(g.name in r.site.feeds for g in asked)]
+    small = [reader for reader in concerned if size_of(reader) <= run.settings.memory_limit]
+    large = {name for r in concerned if r not in small for name in r.site.feeds}
+    if large and not quiet:
+        run.warn(
+            f"left whole, because the second moments of what reads them exceed memory_limit="
+            f"{run.settings.memory_limit:,} bytes: {', '.join(sorted(large))}; raise memory_limit, "
+            "or pool before flattening",
+            CalibrationWarning,
+        )
+    with run.stage("collect"):
+        capture(scene.task, small, grams)
+    chosen = {}
+    with run.stage("choose"):
+        for done, group in enumerate(asked, 1):
+            reading = scene.reading(group)
+            if group.name in large or not reading:
+                continue
+            weights = [part for r in reading for part in shares(r, group, scene.task.tensors)]
+            found = choose(asks[group.name], scene.moments(group, grams), weights, run.generator)
+            chosen[group.name] = found
+            if not quiet:
+                kept = f"{len(found.kept)} of {group.channels}"
+                run.tell("choose", group.name, done, len(asked), kept)
+    return chosen
+
+
+def stability(
+    run: Run, scene: Scene, asks: Mapping[str, Ask], chosen: Mapping[str, Chosen]
+) -> dict[str, float]:
+    """Return the mean overlap of every kept set with those of resampled images."""
+    overlaps: dict[str, list[float]] = {name: [] for name in chosen}
+    for _ in range(run.settings.resamples):
+        again = Scene.of(run, scene.graph, run.images.resampled(run.generator))
+        with Shelf(run.settings.memory_limit) as grams:
+            found = decide(run, again, asks, grams, quiet=True)
+        for name, other in found.items():
+            mine, its = set(chosen[name].kept), set(other.kept)
+            overlaps[name].append(len(mine & its) / len(mine | its))
+    return {name: sum(values) / len(values) for name, values in overlaps.items() if values}
+
+
+def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> None:
+    """Warn that nothing was cut, and name the first eps on a ladder that cuts something."""
+    by_eps = {name: ask for name, ask in asks.items() if ask.width is None}
+    if not by_eps:
+        run.warn("nothing was cut: every group keeps the width asked for", NothingCutWarning)
+        return
+    for power in range(1, _TRIES + 1):
+        for name, ask in by_eps.items():
+            group, factor = scene.graph.group(name), _FACTOR**power
+            bolder = Ask(
+                channels=ask.channels, eps_w=ask.eps_w * factor, eps_l2=ask.eps_l2 * factor
+            )
+            moments = scene.moments(group, grams)
+            if moments and len(choose(bolder, moments, []).kept) < group.channels:
+                run.warn(
+                    "nothing was cut, because eps is too small for this network: try "
+                    f"eps_w={bolder.eps_w:.0e}, eps_l2={bolder.eps_l2:.0e}, which cuts {name}",
+                    NothingCutWarning,
+                )
+                return
+    run.warn("nothing was cut, whatever eps: pass widths= instead", NothingCutWarning)

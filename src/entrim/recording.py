@@ -1,0 +1,77 @@
+"""What a run leaves behind, written down."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+
+from torch import nn
+
+from entrim.choose import Ask, Chosen
+from entrim.deciding import Scene
+from entrim.network import Cut, measure
+from entrim.network.follow import Example
+from entrim.records import GroupRecord, LayerRecord, Record, Size
+from entrim.run import Run
+
+
+def recorded(
+    run: Run,
+    scene: Scene,
+    asks: Mapping[str, Ask],
+    chosen: Mapping[str, Chosen],
+    overlaps: Mapping[str, float],
+    done: Cut,
+    example: Example,
+) -> Record:
+    """Return the record of a finished run."""
+    return Record(
+        model=type(run.model).__name__,
+        images=run.images.count,
+        settings=asdict(run.settings),
+        versions={name: version(name) for name in ("entrim", "torch")},
+        groups=tuple(
+            _group_record(scene, name, asks[name], found, overlaps.get(name))
+            for name, found in chosen.items()
+        ),
+        layers=tuple(
+            LayerRecord(layer=f.layer, rows=f.rows, columns=f.columns, error=f.error)
+            for f in run.fitted
+        ),
+        frozen=tuple((f.layer, f.channels, f.reason) for f in scene.graph.frozen),
+        before=_size(run.model, example),
+        after=_size(done.model, example),
+        proof={
+            "sliced": done.proof.sliced,
+            "final": done.proof.final,
+            "tolerance": done.proof.tolerance,
+        },
+        seconds=dict(run.seconds),
+        notes=tuple(run.notes),
+    )
+
+
+def _group_record(
+    scene: Scene, name: str, ask: Ask, found: Chosen, stability: float | None
+) -> GroupRecord:
+    group = scene.graph.group(name)
+    return GroupRecord(
+        name=name,
+        layers=group.layers,
+        readers=tuple(reader.site.layer for reader in scene.reading(group)),
+        channels=group.channels,
+        kept=found.kept,
+        how=found.how,
+        w=None if found.w is None else tuple(found.w.tolist()),
+        eps_w=None if ask.width else ask.eps_w,
+        eps_l2=None if ask.width else ask.eps_l2,
+        loss=found.loss,
+        certificate=found.certificate,
+        trace=found.trace,
+        ridge_solves=found.ridge_solves,
+        stability=stability,
+    )
+
+
+def _size(model: nn.Module, example: Example) -> Size:
+    cost = measure(model, example, repeats=2)
+    return Size(params=cost.params, macs=cost.macs, bytes=cost.bytes)

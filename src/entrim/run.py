@@ -1,0 +1,48 @@
+"""One run of the pipeline: what is known so far, and whom to tell."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from entrim.images import Calibration
+from entrim.network.rebuild import Fitted
+from entrim.records import Step
+from entrim.settings import Settings
+
+
+@dataclass(slots=True)
+class Run:
+    """What is known so far."""
+
+    model: nn.Module
+    settings: Settings
+    images: Calibration
+    generator: torch.Generator | None
+    on_step: Callable[[Step], None]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By stage."""
+    notes: list[str] = field(default_factory=list)
+    fitted: list[Fitted] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to the stage called `name`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def tell(self, stage: str, name: str, done: int, total: int, detail: str = "") -> None:
+        """Report one step to whoever watches."""
+        self.on_step(Step(stage=stage, name=name, done=done, total=total, detail=detail))
+
+    def warn(self, note: str, category: type[UserWarning]) -> None:
+        """Warn the user, and keep the sentence for the record."""
+        self.notes.append(note)
+        warnings.warn(note, category, stacklevel=2)

@@ -42,8 +42,9 @@ def save(
 ) -> None:
     """Write `small`, cut by `plan`, into `folder`; a save that is there is replaced in one step.
 
-    `record` is JSON that goes along, what `Record.to_json` gives. Everything that `load` needs goes along: tensors (non-persistent buffers too), which of them are
-    shared or ask for gradients, modes and memory formats. Other files in the folder stay.
+    Everything that `load` needs goes along: tensors (non-persistent buffers too), which of them are
+    shared or ask for gradients, modes and memory formats. `record`, JSON that `Record.to_json`
+    gives, is kept beside them. Other files in the folder stay.
     """
     origin, place = _checked_origin(small, plan), Path(folder)
     form = Form.of(small, origin.counts)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Calibration:
         even = [k for k in range(least, 2 * least + 1) if self.count % k == 0]
         number = even[0] if even else least
         edges = [round(k * self.count / number) for k in range(number + 1)]
-        return [self.batch(slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+        return [self.batch(slice(a, b)) for a, b in pairwise(edges)]
 
     def resampled(self, generator: torch.Generator | None) -> "Calibration":
         """Return as many images, drawn from these with replacement."""

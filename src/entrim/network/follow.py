@@ -61,6 +61,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def exported(model: nn.Module, example: Example) -> ExportedProgram:
+    """Return the operations of `model` on `example`, as torch.export sees them."""
     args, kwargs = arguments(example)
     try:
         with torch.no_grad(), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Layers that read channels, as the exported network calls them: where, how, and with which weights.
+"""Layers that read channels, as the exported network calls them: where, how, with which weights.
 
 A layer is a linear map at every output position: `matrices` shows its weight as one matrix for each
 group of the convolution, columns channel-major as in `Moments`.

@@ -224,7 +224,7 @@ def _solved(reader: Reader, moments: Moments, ridge: float) -> Refit:
 def _apply(
     reader: Reader, parts: Sequence[Refit], stays: Stays, tensors: dict[str, Tensor]
 ) -> None:
-    """Add the solved differences to the layer's weights, and its intercept where it has its home."""
+    """Add the solved differences to the layer's weights, their intercept where it has its home."""
     name = reader.site.weight
     dims = stays.get(name, {})
     full = tensors[name].clone()

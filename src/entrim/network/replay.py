@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from entrim.errors import TraceError
@@ -44,7 +45,7 @@ class Program:
             nodes=nodes,
             place={node: place for place, node in enumerate(nodes)},
             names=placeholders(program, aliases),
-            inputs=tuple(program.graph_signature.user_inputs),
+            inputs=tuple(map(str, program.graph_signature.user_inputs)),
             constants=_constants(program),
             module=program.graph_module,
             dies=_deaths(nodes),
@@ -150,7 +151,7 @@ class Stream:
     def outputs(self, batch: int) -> list[Tensor]:
         """Return the tensors that the network puts out, once everything has run."""
         last = self.programs[batch].nodes[-1]
-        values = fx.node.map_arg(last.args, lambda node: self.value(node, batch))
+        values = map_arg(last.args, lambda node: self.value(node, batch))
         return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
     def compute(self, place: int, batch: int) -> Any:
@@ -166,7 +167,7 @@ class Stream:
             return getattr(program.module, str(node.target))
         if node.op == "output":
             return _NOT_KEPT
-        args, kwargs = fx.node.map_arg(
+        args, kwargs = map_arg(
             (node.args, node.kwargs), lambda node: self.value(node, batch)
         )
         assert callable(node.target)

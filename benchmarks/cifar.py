@@ -33,9 +33,7 @@ class Subject:
         how = PRETRAINED[name].normalisation
         train, test = load_cifar10("train"), load_cifar10("test")
         drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(SEED))[:count]
-        return cls(
-            name, pretrained(name), how(train.images[drawn]), how(test.images), test.labels
-        )
+        return cls(name, pretrained(name), how(train.images[drawn]), how(test.images), test.labels)
 
     def accuracy(self, model: nn.Module) -> dict[str, float]:
         """Return the accuracy in percent, to choose by and to report."""

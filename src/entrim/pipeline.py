@@ -16,14 +16,8 @@ from entrim.moments import MEMORY_LIMIT
 from entrim.network import cut, trace
 from entrim.network.capture import familiarity, gram_of
 from entrim.network.follow import Example
-from entrim.network.rebuild import (
-    Fitted,
-    Repair,
-    masked_tensors,
-    place_solution,
-    rebuild,
-    refit_alone,
-)
+from entrim.network.rebuild import Repair, rebuild
+from entrim.network.refitting import Fitted, masked_tensors, place_solution, refit_alone
 from entrim.network.shelf import Shelf
 from entrim.network.slices import part_of
 from entrim.plan import Plan

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from entrim.images import Calibration
-from entrim.network.rebuild import Fitted
+from entrim.network.refitting import Fitted
 from entrim.records import Step
 from entrim.settings import Settings
 

@@ -167,9 +167,7 @@ class Stream:
             return getattr(program.module, str(node.target))
         if node.op == "output":
             return _NOT_KEPT
-        args, kwargs = map_arg(
-            (node.args, node.kwargs), lambda node: self.value(node, batch)
-        )
+        args, kwargs = map_arg((node.args, node.kwargs), lambda node: self.value(node, batch))
         assert callable(node.target)
         return node.target(*args, **kwargs)
 

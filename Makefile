@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-demo: $(READY) ## choose pixels of the embedded digits, print the table
+demo: $(READY) ## train a small CNN on embedded digits, cut it without labels, print the table
 	$(BIN)/python examples/digits.py
 
 test: $(READY) ## run the tests
@@ -39,6 +39,7 @@ format: $(READY) ## rewrite the sources in the house style
 bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.solver
 	$(BIN)/python -m benchmarks.network
+	$(BIN)/python -m benchmarks.sparsify
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist

@@ -52,7 +52,7 @@ class Subject:
             "macs": before.macs / after.macs,
             "params": before.params / after.params,
             "seconds": {k: round(v, 2) for k, v in result.record.seconds.items()},
-            "widths": {group.name: len(group.kept) for group in result.record.groups},
+            "kept": {group.name: group.kept for group in result.record.groups},
             **self.accuracy(result.model),
         }
 

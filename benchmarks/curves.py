@@ -33,9 +33,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "random": {"selector": "random"},
 }
 """The default with one thing changed."""
-AT = (0.5, 0.33)
+AT = {"cifar10_resnet20": (0.5, 0.33), "cifar10_resnet56": (0.5,)}
 """Where the others are measured."""
-RIDGES = (1e-10, 1e-3, 1e-2)
+SHARES = {"cifar10_resnet20": (0.83, 0.71, 0.6), "cifar10_resnet56": (0.71,)}
+"""Kept everywhere, the residual stream included."""
+RIDGES = {"cifar10_resnet20": (1e-10, 1e-3, 1e-2), "cifar10_resnet56": ()}
 
 
 def measure(name: str, ledger: Ledger) -> None:
@@ -44,10 +46,10 @@ def measure(name: str, ledger: Ledger) -> None:
     ledger.point(f"{name} intact", lambda: subject.accuracy(subject.model))
     for fraction in FRACTIONS[name]:
         inside = {"layers": INNER, "widths": {INNER: fraction}}
-        for variant, options in (STEPS | (OTHERS if fraction in AT else {})).items():
+        for variant, options in (STEPS | (OTHERS if fraction in AT[name] else {})).items():
             options = {**inside, **options, "generator": torch.Generator().manual_seed(0)}
             ledger.point(f"{name} {variant} {fraction}", lambda o=options: subject.sparsified(**o))
-    for share in (0.83, 0.71, 0.6):
+    for share in SHARES[name]:
         everywhere = {"widths": {"*": share}}
         ledger.point(f"{name} stream too {share}", lambda o=everywhere: subject.sparsified(**o))
     for eps in GLOBAL_EPS[name]:
@@ -56,6 +58,6 @@ def measure(name: str, ledger: Ledger) -> None:
             ledger.point(
                 f"{name} one eps, {variant} {eps}", lambda o=options: subject.sparsified(**o)
             )
-    for ridge in RIDGES:
+    for ridge in RIDGES[name]:
         options = {"layers": INNER, "widths": {INNER: 0.5}, "ridge": ridge}
         ledger.point(f"{name} ridge {ridge}", lambda o=options: subject.sparsified(**o))

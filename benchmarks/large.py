@@ -1,0 +1,109 @@
+"""VGG-16 and ResNet-50: seconds by stage, and accuracy before any fine tuning."""
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+import entrim
+from benchmarks.cifar import Subject, percent_right
+from benchmarks.ledger import Ledger
+from entrim.experiments.assets import PRETRAINED, imagenet_samples, pretrained
+from entrim.experiments.datasets import load_cifar10
+from entrim.experiments.published import widths
+
+VGG, R50 = "cifar10_vgg16", "imagenet_resnet50"
+RAW = {"mode": "independent", "refit": False}
+ROWS = ("conv8-10", "conv_all+fc")
+"""Of the paper's table: its best single group, and everything."""
+SAME_SPARSITY = 0.335
+"""The fraction that everywhere leaves as many parameters as the paper's conv_all+fc."""
+STEPS, BATCH = 40, 128
+
+
+def measure_vgg(ledger: Ledger) -> None:
+    """Measure VGG-16 at the paper's widths and at our own."""
+    subject = Subject.of(VGG)
+    ledger.point(f"{VGG} intact", lambda: subject.accuracy(subject.model))
+    for name, options in (("default", {}), ("paper", RAW)):
+        ledger.point(f"{VGG} eps 1e-4 {name}", lambda o=options: subject.sparsified(**o))
+        for row in ROWS:
+            fixed = {"widths": _narrower(widths("VGG-16", row)), **options}
+            ledger.point(f"{VGG} {row} {name}", lambda o=fixed: subject.sparsified(**o))
+        own = {"widths": {"*": SAME_SPARSITY}, **options}
+        ledger.point(f"{VGG} uniform {name}", lambda o=own: subject.sparsified(**o))
+
+
+def measure_time(ledger: Ledger) -> None:
+    """Measure a whole run on VGG-16 against an epoch of training, in one process."""
+    subject = Subject.of(VGG)
+
+    def both() -> dict[str, Any]:
+        begin = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = entrim.sparsify(subject.model, subject.images)
+        seconds = time.perf_counter() - begin
+        epoch = _epoch_seconds()
+        return {
+            "seconds": {k: round(v, 2) for k, v in result.record.seconds.items()},
+            "total": seconds,
+            "epoch": epoch,
+            "fraction": seconds / epoch,
+            "threads": torch.get_num_threads(),
+        }
+
+    ledger.point(f"{VGG} time", both)
+
+
+def _epoch_seconds() -> float:
+    """Return the seconds of one epoch of training, extrapolated from some steps."""
+    train = load_cifar10("train")
+    images = PRETRAINED[VGG].normalisation(train.images[: STEPS * BATCH])
+    model = pretrained(VGG).train()
+    optimiser = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    begin = time.perf_counter()
+    for x, y in zip(images.split(BATCH), train.labels.split(BATCH), strict=False):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return (time.perf_counter() - begin) / STEPS * len(train) / BATCH
+
+
+def measure_resnet50(ledger: Ledger) -> None:
+    """Measure ResNet-50 on samples of ImageNet: every second one to look at, the others to test."""
+    samples = imagenet_samples()
+    how = PRETRAINED[R50].normalisation
+    images = how(samples.images[::2])
+    test, labels = how(samples.images[1::2]), samples.labels[1::2]
+    model = pretrained(R50)
+    ledger.point(f"{R50} intact", lambda: {"report": percent_right(model, test, labels, 50)})
+    for fraction in (0.7,):
+        for name, options in (("default", {}), ("paper", RAW)):
+            inner = {"layers": ("*.conv1", "*.conv2"), "widths": {"*": fraction}, **options}
+            inner["selector"] = "greedy" if name == "default" else "entropic"
+
+            def once(o: dict[str, Any] = inner) -> dict[str, Any]:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    r = entrim.sparsify(model, images, **o)
+                return {
+                    "macs": r.record.before.macs / r.record.after.macs,
+                    "params": r.record.before.params / r.record.after.params,
+                    "seconds": {k: round(v, 1) for k, v in r.record.seconds.items()},
+                    "report": percent_right(r.model, test, labels, 50),
+                }
+
+            ledger.point(f"{R50} {name} {fraction}", once)
+
+
+def _narrower(wanted: dict[str, int]) -> dict[str, int | float]:
+    """Return the widths without the layers that stay whole."""
+    model = pretrained(VGG)
+    return {
+        name: width
+        for name, width in wanted.items()
+        if width < model.get_parameter(f"{name}.weight").shape[0]
+    }

@@ -1,0 +1,97 @@
+"""The curves as pictures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from benchmarks.cifar import interval
+from benchmarks.curves import FRACTIONS, GLOBAL_EPS, STEPS
+
+Points = Mapping[str, Mapping[str, Any]]
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
+LOOKS = {
+    "paper": (GREY, ":", "each layer alone, no refit (paper)"),
+    "+ refit": (PINK, "--", "+ refit"),
+    "+ sequential": (ORANGE, "-.", "+ in order"),
+    "+ correction": (BLUE, "-", "+ correction (default)"),
+}
+
+
+def plot_curves(points: Points, name: str, file: Path) -> None:
+    """Draw accuracy against MACs for what each step adds."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), dpi=120)
+    for step in STEPS:
+        colour, line, label = LOOKS[step]
+        some = [points.get(f"{name} {step} {fraction}") for fraction in sorted(FRACTIONS[name])]
+        _line(axes, [p for p in some if p], colour, line, label)
+    eps = [points.get(f"{name} one eps, + correction {e}") for e in GLOBAL_EPS[name]]
+    _line(axes, [p for p in eps if p], GREEN, "-", "default, one eps for all layers")
+    for fraction in FRACTIONS[name]:
+        if point := points.get(f"{name} random {fraction}"):
+            axes.plot(point["macs"], point["report"], "kx")
+            axes.annotate(
+                "random channels",
+                (point["macs"], point["report"]),
+                (6, -3),
+                textcoords="offset points",
+                fontsize=8,
+            )
+    if intact := points.get(f"{name} intact"):
+        axes.axhline(intact["report"], color="black", linewidth=0.8)
+        axes.annotate("intact", (1.0, intact["report"]), (0, 4), textcoords="offset points")
+    axes.set(
+        xlabel="MACs, times fewer",
+        ylabel="test accuracy, %",
+        title=f"{name}: 500 unlabelled images, nothing trained",
+    )
+    _finish(figure, axes, file)
+
+
+def plot_images(points: Points, name: str, file: Path) -> None:
+    """Draw accuracy against the number of images."""
+    some = {
+        int(key.rsplit(" ", 1)[1]): point
+        for key, point in points.items()
+        if key.startswith(f"{name} images ")
+    }
+    if not some:
+        return
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    counts = sorted(some)
+    heights = [some[count]["report"] for count in counts]
+    axes.errorbar(
+        counts, heights, [interval(h) for h in heights], marker="o", color=BLUE, label="default"
+    )
+    axes.set(
+        xscale="log",
+        xlabel="unlabelled images",
+        ylabel="test accuracy, %",
+        title=f"{name}: half the channels inside the blocks, nothing trained",
+    )
+    _finish(figure, axes, file)
+
+
+def _line(axes: Any, some: list[Mapping[str, Any]], colour: str, line: str, label: str) -> None:
+    some = sorted(some, key=lambda point: point["macs"])
+    if some:
+        axes.errorbar(
+            [point["macs"] for point in some],
+            [point["report"] for point in some],
+            [interval(point["report"]) for point in some],
+            color=colour,
+            linestyle=line,
+            marker="o",
+            markersize=4,
+            label=label,
+        )
+
+
+def _finish(figure: Any, axes: Any, file: Path) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file)
+    plt.close(figure)

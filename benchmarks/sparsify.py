@@ -26,13 +26,13 @@ Points = Mapping[str, Mapping[str, Any]]
 
 def measure(ledger: Ledger, parts: list[str]) -> None:
     """Measure the named parts."""
-    work: dict[str, Callable[[], None]] = {
-        "curves": lambda: [curves.measure(name, ledger) for name in NETWORKS] and None,
+    work: dict[str, Callable[[], object]] = {
+        "curves": lambda: [curves.measure(name, ledger) for name in NETWORKS],
         "images": lambda: images.measure_images(ledger),
         "vgg": lambda: large.measure_vgg(ledger),
         "resnet50": lambda: large.measure_resnet50(ledger),
         "time": lambda: large.measure_time(ledger),
-        "collecting": lambda: ledger.point("collecting", lambda: {"text": collecting()}) and None,
+        "collecting": lambda: ledger.point("collecting", lambda: {"text": collecting()}),
     }
     for part in parts or work:
         work[part]()

@@ -70,10 +70,11 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], sentence
         entrim.sparsify(chain(), X, **options)
 
 
-def test_images_unlike_those_of_the_training_are_noticed() -> None:
+@pytest.mark.parametrize(("scale", "offset"), [(20.0, 50.0), (0.5, 0.0), (1.0, 3.0)])
+def test_images_unlike_those_of_the_training_are_noticed(scale: float, offset: float) -> None:
     x = images(100, 3, 8, 8)
     with pytest.warns(CalibrationWarning, match="normalise the images as in the network's"):
-        entrim.sparsify(chain(), 20 * x + 50, widths={"0": 6})
+        entrim.sparsify(chain(), scale * x + offset, widths={"0": 6})
     r = entrim.sparsify(chain(), x, widths={"0": 6})
     assert r.record.notes == ()
 

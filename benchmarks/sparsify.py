@@ -86,7 +86,7 @@ def vgg_section(points: Points) -> str:
     lines = [
         "## VGG-16 before any fine tuning",
         "`default` and `paper` (each layer alone, no refit) at the widths that eps 1e-4 gives, at "
-        "those of two rows of the paper, and at one fraction everywhere that leaves as many "
+        "those of the paper's last row, and at one fraction everywhere that leaves as many "
         "parameters as the paper's last row.",
         table(HEADER, rows_of({k: v for k, v in points.items() if "time" not in k}, name)),
     ]

@@ -1,4 +1,4 @@
-"""Piecewise-linear problems with a few true features among many: the synthetic half of `spartan`."""
+"""Piecewise-linear problems with a few true features among many others."""
 
 from dataclasses import dataclass
 from typing import Literal

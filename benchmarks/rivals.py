@@ -72,7 +72,7 @@ def _weighted(model: Any) -> np.ndarray:
 RIVALS = (
     Rival(
         "SPARTAn",
-        lambda: SPARTAnRegressor(random_state=0),
+        lambda: SPARTAnRegressor(n_init=5, random_state=0),
         {
             "n_boxes": [1, 2, 3, 4],
             "eps_w": (-np.geomspace(0.003, 0.1, 6)).tolist(),

@@ -10,7 +10,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("spartan", "scikit-learn", "spartan") from error
 
+from entrim.spartan.classifier import eSPAClassifier
 from entrim.spartan.regressor import SPARTAnRegressor
 from entrim.spartan.selector import SPARTAnSelector
 
-__all__ = ["SPARTAnRegressor", "SPARTAnSelector"]
+__all__ = ["SPARTAnRegressor", "SPARTAnSelector", "eSPAClassifier"]

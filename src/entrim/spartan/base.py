@@ -98,7 +98,7 @@ class BoxModel(BaseEstimator):
             if not isinstance(value, Integral) or value < 1:
                 raise BadSettingError(f"{name} is {value!r}: it must be a whole number from 1")
         check_number("eps_w", self.eps_w, -math.inf, "try -0.01")
-        check_number("box_weight", self.box_weight, 0, "1 is the paper's")
+        check_number("box_weight", self.box_weight, 0.0, "1 is the paper's")
         check_positive("tol", self.tol, "try 1e-3")
         if self.n_boxes > rows:
             raise BadSettingError(
@@ -113,11 +113,13 @@ class BoxModel(BaseEstimator):
 
 
 def check_number(name: str, value: Any, least: float, remedy: str) -> None:
+    """Refuse what is no finite number from `least` on."""
     if not isinstance(value, Real) or not least <= float(value) or not math.isfinite(float(value)):
         raise BadSettingError(f"{name} is {value!r}: it must be a number from {least}; {remedy}")
 
 
 def check_positive(name: str, value: Any, remedy: str) -> None:
+    """Refuse what is no finite number above 0."""
     if not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise BadSettingError(f"{name} is {value!r}: it must be positive; {remedy}")
 
@@ -136,4 +138,6 @@ def _own_order(X: np.ndarray, targets: np.ndarray) -> np.ndarray:
     weighting it changes the answer.
     """
     random = np.random.RandomState(0)
-    return np.argsort(X @ random.normal(size=X.shape[1]) + targets @ random.normal(size=targets.shape[1]))
+    return np.argsort(
+        X @ random.normal(size=X.shape[1]) + targets @ random.normal(size=targets.shape[1])
+    )

@@ -1,6 +1,6 @@
 """The four steps, gamma, C, w and Lambda, taken in turn: F never rises, a certificate ends it.
 
-    F = box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d  +  task
+F = box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d  +  task
 """
 
 from dataclasses import dataclass, replace

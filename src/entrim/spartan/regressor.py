@@ -1,6 +1,6 @@
 """`SPARTAnRegressor`: a regression that is linear in boxes and sparse in features."""
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
@@ -75,7 +75,7 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
         self.random_state = random_state
         self.block = block
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SPARTAnRegressor":
         """Fit boxes, importances and regressions to rows X (T, n) and targets y (T,) or (T, M).
 
         A weight counts a sample so many times; only the ratios of weights matter.

@@ -1,7 +1,7 @@
 """`SPARTAnSelector`: the features that a SPARTAn regression keeps, as a step of a pipeline."""
 
 from numbers import Integral
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -53,7 +53,7 @@ class SPARTAnSelector(SelectorMixin, BaseEstimator):
         self.block = block
         self.max_features = max_features
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SPARTAnSelector":
         """Fit the regression whose features are kept."""
         most = self.max_features
         if most is not None and (not isinstance(most, Integral) or most < 1):

@@ -1,7 +1,7 @@
 """What the boxes are for: a task fits something in every box and says what it costs each row."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ class Fit:
     """The best answer of a task for given importances and affiliations."""
 
     values: Float[np.ndarray, "K n1 M"]
-    """The parameters in each box, (1; x) first axis: U' of a regression, one row for a class law."""
+    """What was fitted in each box: U' of a regression, the one row of a law of classes."""
     costs: Float[np.ndarray, "T K"]
     """What each row would add to F in each box."""
     penalty: float
@@ -21,6 +21,7 @@ class Fit:
     """The a_d: the ridge is a_d / w_d^2 for fixed U."""
 
 
+@runtime_checkable
 class Task(Protocol):
     """A regression or a classification inside boxes."""
 

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -18,6 +18,10 @@ from entrim.spartan.descent import Descent, Outcome, Problem
 from entrim.spartan.search import search
 from entrim.spartan.task import Task
 
+if TYPE_CHECKING:
+    Count, Number = int, float
+else:
+    Count = Number = Any  # so that what is out of place is refused by us, in `fit`, with the remedy
 MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], Task]
 """From rows, targets and weights, of the samples that count and in their order, to the task."""
 
@@ -25,14 +29,14 @@ MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], Task]
 class BoxModel(BaseEstimator):
     """Boxes of the feature space with importances of the features, fitted for some task."""
 
-    n_boxes: int
-    eps_w: float
-    box_weight: float
-    n_init: int
-    tol: float
-    max_iter: int
+    n_boxes: Count
+    eps_w: Number
+    box_weight: Number
+    n_init: Count
+    tol: Number
+    max_iter: Count
     random_state: Any
-    block: int
+    block: Count
 
     def apply(self, X: Any) -> np.ndarray:
         """Return the box of each row: the nearest in the metric of the importances."""

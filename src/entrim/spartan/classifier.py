@@ -7,7 +7,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from entrim.spartan.base import BoxModel, check_positive
+from entrim.spartan.base import BoxModel, Count, Number, check_positive
 from entrim.spartan.classification import Classification
 
 
@@ -45,15 +45,15 @@ class eSPAClassifier(ClassifierMixin, BoxModel):  # noqa: N801 (the name of the 
 
     def __init__(
         self,
-        n_boxes: int = 5,
-        eps_w: float = 0.02,
-        eps_cl: float = 1.0,
-        box_weight: float = 1.0,
-        n_init: int = 10,
-        tol: float = 1e-3,
-        max_iter: int = 300,
+        n_boxes: Count = 5,
+        eps_w: Number = 0.02,
+        eps_cl: Number = 1.0,
+        box_weight: Number = 1.0,
+        n_init: Count = 10,
+        tol: Number = 1e-3,
+        max_iter: Count = 300,
         random_state: Any = None,
-        block: int = 1,
+        block: Count = 1,
     ) -> None:
         self.n_boxes = n_boxes
         self.eps_w = eps_w

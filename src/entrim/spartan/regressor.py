@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from entrim.spartan.base import BoxModel, check_positive
+from entrim.spartan.base import BoxModel, Count, Number, check_positive
 from entrim.spartan.regression import Regression
 
 
@@ -53,16 +53,16 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
 
     def __init__(
         self,
-        n_boxes: int = 2,
-        eps_w: float = -0.02,
-        eps_l2: float = 1e-3,
-        eps_r: float = 10.0,
-        box_weight: float = 1.0,
-        n_init: int = 10,
-        tol: float = 1e-3,
-        max_iter: int = 300,
+        n_boxes: Count = 2,
+        eps_w: Number = -0.02,
+        eps_l2: Number = 1e-3,
+        eps_r: Number = 10.0,
+        box_weight: Number = 1.0,
+        n_init: Count = 10,
+        tol: Number = 1e-3,
+        max_iter: Count = 300,
         random_state: Any = None,
-        block: int = 1,
+        block: Count = 1,
     ) -> None:
         self.n_boxes = n_boxes
         self.eps_w = eps_w

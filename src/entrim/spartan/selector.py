@@ -9,6 +9,7 @@ from sklearn.feature_selection import SelectorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from entrim.errors import BadSettingError
+from entrim.spartan.base import Count, Number
 from entrim.spartan.descent import THRESHOLD
 from entrim.spartan.regressor import SPARTAnRegressor
 
@@ -29,17 +30,17 @@ class SPARTAnSelector(SelectorMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_boxes: int = 2,
-        eps_w: float = -0.02,
-        eps_l2: float = 1e-3,
-        eps_r: float = 10.0,
-        box_weight: float = 1.0,
-        n_init: int = 10,
-        tol: float = 1e-3,
-        max_iter: int = 300,
+        n_boxes: Count = 2,
+        eps_w: Number = -0.02,
+        eps_l2: Number = 1e-3,
+        eps_r: Number = 10.0,
+        box_weight: Number = 1.0,
+        n_init: Count = 10,
+        tol: Number = 1e-3,
+        max_iter: Count = 300,
         random_state: Any = None,
-        block: int = 1,
-        max_features: int | None = None,
+        block: Count = 1,
+        max_features: Count | None = None,
     ) -> None:
         self.n_boxes = n_boxes
         self.eps_w = eps_w

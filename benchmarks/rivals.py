@@ -58,11 +58,11 @@ class Rival:
             return None
         model = search.best_estimator_.regressor_[-1]
         parts = model.estimators_ if isinstance(model, MultiOutputRegressor) else [model]
-        return np.any([self.used(part) for part in parts], axis=0)
+        return np.maximum.reduce([self.used(part) for part in parts])
 
 
 def _linear(model: Any) -> np.ndarray:
-    return np.atleast_2d(model.coef_).any(0)
+    return np.abs(np.atleast_2d(model.coef_)).sum(0) > 0
 
 
 def _weighted(model: Any) -> np.ndarray:

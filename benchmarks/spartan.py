@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from sklearn.datasets import load_diabetes, load_linnerud
@@ -167,12 +168,13 @@ def growth() -> str:
 
 def _cost(rows: int, features: int) -> tuple[int, int, float, int, int]:
     p = piecewise("separate", SEEDS[0], rows, features)
+    model = SPARTAnRegressor(n_boxes=3, random_state=0)
     seconds = []
     for _ in range(3):
         begin = time.process_time()
-        fitted = SPARTAnRegressor(n_boxes=3, random_state=0).fit(p.x, p.y)
+        model.fit(p.x, p.y)
         seconds.append(time.process_time() - begin)
-    return rows, features, min(seconds), fitted.n_iter_, int((fitted.w_ > 0).sum())
+    return rows, features, min(seconds), model.n_iter_, int((model.w_ > 0).sum())
 
 
 def _exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -189,7 +191,7 @@ def main() -> None:
         f"noise-free rows over their variance; seeds {', '.join(map(str, SEEDS))}. The bar: ahead "
         "of every rival in the mean where rows are fewer than features."
     ]
-    for section in (*(lambda b=b: synthetic(b) for b in FAMILIES), real, growth):
+    for section in (*(partial(synthetic, boxes) for boxes in FAMILIES), real, growth):
         sections.append(section())
         print(sections[-1], end="\n\n", flush=True)
     print(write("SPARTAn", "python -m benchmarks.spartan", sections))

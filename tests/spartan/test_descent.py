@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import entrim
+from benchmarks.piecewise import piecewise
 from entrim.spartan import SPARTAnRegressor
 from entrim.spartan.descent import Outcome, Point, Problem, descend
 from entrim.spartan.regression import Regression
@@ -60,7 +61,7 @@ def test_the_certificate_is_one_where_two_features_curve_down():
     assert point.certificate == 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(p=problems(eps_w=(-0.3, -0.02)), seed=st.integers(0, 99))
 def test_no_answer_would_gain_by_giving_up_its_least_feature(p, seed):
     down = descend(start(p, seed), tol=1e-3, max_iter=200)
@@ -131,6 +132,19 @@ def test_more_descents_never_end_higher():
     losses = [search(p, n, 1e-3, 200, np.random.RandomState(0)).point.loss for n in (1, 3, 9)]
     assert losses == sorted(losses, reverse=True)
     assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize("seed", [20, 21])
+def test_informed_starts_end_lower_than_as_many_uniform_ones(seed):
+    data = piecewise("touching", seed, rows=150, features=200)
+    ones = np.ones(150)
+    p = Problem(data.x, ones, Regression(data.y[:, None], ones, 5e-3, 20.0), 3, -0.02, 1.0)
+    random = np.random.RandomState(0)
+    uniform = [
+        descend(p.start(np.ones(200), random.randint(0, 3, 150)), 1e-3, 300).point.loss
+        for _ in range(4)
+    ]
+    assert search(p, 4, 1e-3, 300, random).point.loss < min(uniform)
 
 
 def test_constant_features_are_left_out():

@@ -37,6 +37,16 @@ def test_scikit_learn_finds_nothing_to_complain_about(estimator: Any, check: Cal
     check(estimator)
 
 
+def fresh(estimator: Any) -> Any:
+    """Return an unfitted copy."""
+    return clone(estimator)
+
+
+def support(selector: Any) -> list[int]:
+    """Return the columns that a fitted selector keeps."""
+    return np.flatnonzero(selector.get_support()).tolist()
+
+
 def bent(seed: int = 0, rows: int = 120) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of 12 features of which feature 7 decides, with a bend at 0."""
     random = np.random.default_rng(seed)
@@ -82,9 +92,9 @@ def test_neither_the_order_of_rows_nor_writing_one_twice_matters(eps_w):
     counts = np.random.default_rng(1).integers(0, 3, len(x))
     order = np.random.default_rng(2).permutation(len(x))
     model = SPARTAnRegressor(eps_w=eps_w, n_init=3, random_state=0)
-    weighted = clone(model).fit(x, y, sample_weight=counts).predict(x)
-    repeated = clone(model).fit(np.repeat(x, counts, 0), np.repeat(y, counts)).predict(x)
-    shuffled = clone(model).fit(x[order], y[order], sample_weight=7 * counts[order]).predict(x)
+    weighted = fresh(model).fit(x, y, sample_weight=counts).predict(x)
+    repeated = fresh(model).fit(np.repeat(x, counts, 0), np.repeat(y, counts)).predict(x)
+    shuffled = fresh(model).fit(x[order], y[order], sample_weight=7 * counts[order]).predict(x)
     np.testing.assert_allclose(repeated, weighted, rtol=1e-6)
     np.testing.assert_allclose(shuffled, weighted, rtol=1e-6)
 
@@ -119,7 +129,7 @@ def test_a_prediction_is_the_line_of_the_nearest_box():
 def test_blocks_come_and_go_together():
     x, y = bent()
     selector = SPARTAnSelector(block=3, random_state=0).fit(x, y)
-    assert np.flatnonzero(selector.get_support()).tolist() == [6, 7, 8]
+    assert support(selector) == [6, 7, 8]
     assert selector.estimator_.w_.shape == (4,)
     assert selector.estimator_.feature_importances_.shape == (12,)
 
@@ -127,14 +137,14 @@ def test_blocks_come_and_go_together():
 def test_a_selector_hands_on_names_and_at_most_so_many_features():
     x, y = bent()
     names = [f"f{i}" for i in range(12)]
-    selector = SPARTAnSelector(eps_w=0.05, n_init=2, max_features=2, random_state=0).fit(x, y)
+    selector: Any = SPARTAnSelector(eps_w=0.05, n_init=2, max_features=2, random_state=0).fit(x, y)
     assert selector.transform(x).shape == (len(x), 2)
     assert "f7" in selector.get_feature_names_out(names)
     assert (
         SPARTAnSelector(eps_w=0.05, n_init=2, random_state=0).fit_transform(x, y).shape == x.shape
     )
-    chosen = SelectFromModel(SPARTAnRegressor(n_init=3, random_state=0)).fit(x, y).get_support()
-    assert np.flatnonzero(chosen).tolist() == [7]
+    chosen = SelectFromModel(SPARTAnRegressor(n_init=3, random_state=0)).fit(x, y)
+    assert support(chosen) == [7]
 
 
 def test_estimators_work_in_pipelines_searches_and_pickles():
@@ -142,7 +152,8 @@ def test_estimators_work_in_pipelines_searches_and_pickles():
     steps = make_pipeline(
         StandardScaler(), SPARTAnSelector(n_init=3, random_state=0), LinearRegression()
     )
-    assert steps.fit(x, y)[:-1].get_feature_names_out().tolist() == ["x7"]
+    steps.fit(x, y)
+    assert list(steps[:-1].get_feature_names_out()) == ["x7"]
     search = GridSearchCV(
         make_pipeline(StandardScaler(), SPARTAnRegressor(n_init=2, random_state=0)),
         {"spartanregressor__n_boxes": [1, 2]},
@@ -151,7 +162,7 @@ def test_estimators_work_in_pipelines_searches_and_pickles():
     assert search.best_params_ == {"spartanregressor__n_boxes": 2}
     again = pickle.loads(pickle.dumps(search.best_estimator_))
     np.testing.assert_array_equal(again.predict(x), search.predict(x))
-    assert clone(search.best_estimator_).get_params().keys() == again.get_params().keys()
+    assert fresh(search.best_estimator_).get_params().keys() == again.get_params().keys()
 
 
 def test_a_class_between_two_clouds_of_another_is_told_apart_among_noise():
@@ -170,7 +181,7 @@ def test_a_class_between_two_clouds_of_another_is_told_apart_among_noise():
 
 
 def test_the_class_law_of_a_box_is_its_frequencies():
-    x, y = make_blobs(n_samples=60, centers=3, random_state=3, n_features=2)
+    x, y = make_blobs(n_samples=60, centers=3, random_state=3, n_features=2)[:2]
     y = np.where(np.arange(60) % 7 == 0, 0, y)
     weights = np.random.default_rng(0).uniform(0.5, 2, 60)
     model = eSPAClassifier(n_boxes=3, eps_cl=0.01, random_state=0).fit(x, y, weights)
@@ -192,6 +203,13 @@ def test_a_constant_target_and_constant_features_are_no_trouble():
     )
     flat = SPARTAnRegressor(n_boxes=1, eps_l2=1e-9).fit(np.zeros((5, 2)), np.arange(5.0))
     np.testing.assert_allclose(flat.predict(np.zeros((1, 2))), 2, rtol=1e-6)
+
+
+def test_a_ridge_below_rounding_is_raised_and_said():
+    x, y = bent()
+    model = SPARTAnRegressor(eps_w=-1e-6, eps_l2=1e-4, n_init=1, tol=0.5).fit(1e9 * x, y)
+    assert "ridge floored at rounding" in model.status_
+    assert np.isfinite(model.predict(1e9 * x)).all()
 
 
 def test_an_unfitted_estimator_says_so():

@@ -19,9 +19,11 @@ from entrim.spartan.search import search
 from entrim.spartan.task import Task
 
 if TYPE_CHECKING:
-    Count, Number = int, float
+    Count = int
+    Number = float
 else:
-    Count = Number = Any  # so that what is out of place is refused by us, in `fit`, with the remedy
+    Count = Any  # so that what is out of place is refused by us, in `fit`, with the remedy
+    Number = Any
 MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], Task]
 """From rows, targets and weights, of the samples that count and in their order, to the task."""
 
@@ -40,14 +42,17 @@ class BoxModel(BaseEstimator):
 
     def apply(self, X: Any) -> np.ndarray:
         """Return the box of each row: the nearest in the metric of the importances."""
-        check_is_fitted(self)
-        return self._nearest(validate_data(self, X, reset=False, dtype=np.float64))
+        return self._nearest(self._rows(X))
 
     @property
     def feature_importances_(self) -> np.ndarray:
         """The importance w of each column's feature, (n_features,)."""
         check_is_fitted(self)
         return np.repeat(self.w_, self.block)
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _nearest(self, X: np.ndarray) -> np.ndarray:
         scale = self.feature_importances_

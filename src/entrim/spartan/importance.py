@@ -11,7 +11,7 @@ docs/notation.md.
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.special import logsumexp, wrightomega
+from scipy.special import wrightomega
 
 from entrim.solver.fast import cube_root_shares
 
@@ -61,16 +61,21 @@ def convex_step(a: Vector, b: Vector, eps_w: float) -> Vector:
     logarithm of their sum, h is convex and falls in nu, so Newton from the left, where the w_d that
     ignore a already sum to 1, never overshoots.
     """
-    nu = eps_w * (float(logsumexp(-b / eps_w)) - 1)
+    nu = eps_w * (_log_sum(-b / eps_w) - 1)
     log_w = _log_shares(a, b + nu, eps_w)
-    while (h := float(logsumexp(log_w))) > 1e-14:
+    while (h := _log_sum(log_w)) > 1e-14:
         curve = 3 * np.maximum(0, b + nu + eps_w * (log_w + 1)) + eps_w  # 6 a / w^3 + eps_w
         further = nu + h / float((np.exp(log_w - h) / curve).sum())
         if further == nu:
             break
         nu = further
         log_w = _log_shares(a, b + nu, eps_w)
-    return np.exp(log_w - float(logsumexp(log_w)))
+    return np.exp(log_w - _log_sum(log_w))
+
+
+def _log_sum(logarithms: Vector) -> float:
+    top = float(logarithms.max())
+    return top + float(np.log(np.exp(logarithms - top).sum()))
 
 
 def _log_shares(a: Vector, c: Vector, eps_w: float) -> Vector:

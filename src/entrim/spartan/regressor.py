@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from entrim.spartan.base import BoxModel, Count, Number, check_positive
 from entrim.spartan.regression import Regression
@@ -85,6 +85,7 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         point = self._search(X, targets, sample_weight, self._regression).point
+        self._note_ridge(point.problem.task)
         shape = (self.n_boxes_, targets.shape[1], X.shape[1])
         coefficients = np.zeros(shape)
         U = point.fit.values[self._occupied]
@@ -95,15 +96,21 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the linear prediction of each row's box."""
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        box = self._nearest(X)
-        predicted = np.empty((len(X), *self.intercept_.shape[1:]))
+        rows = self._rows(X)
+        box = self._nearest(rows)
+        predicted = np.empty((len(rows), *self.intercept_.shape[1:]))
         for k in np.unique(box):
             inside = box == k
-            predicted[inside] = X[inside] @ self.coef_[k].T + self.intercept_[k]
+            predicted[inside] = rows[inside] @ self.coef_[k].T + self.intercept_[k]
         return predicted
 
     def _regression(self, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Regression:
         task = Regression(targets, weights, float(self.eps_l2), float(self.eps_r), self.block)
         return task.above_rounding(rows)
+
+    def _note_ridge(self, task: Any) -> None:
+        if task.eps_l2 > self.eps_l2:
+            self.status_ += (
+                f"; ridge floored at rounding: {task.eps_l2:.1e} instead of eps_l2 = "
+                f"{self.eps_l2:.1e}"
+            )

@@ -65,7 +65,7 @@ class SPARTAnSelector(SelectorMixin, BaseEstimator):
         self.n_iter_ = self.estimator_.n_iter_
         return self
 
-    def _get_support_mask(self) -> np.ndarray:
+    def _get_support_mask(self) -> Any:
         check_is_fitted(self)
         w = self.estimator_.w_
         chosen = w >= THRESHOLD

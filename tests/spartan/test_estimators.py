@@ -47,6 +47,11 @@ def support(selector: Any) -> list[int]:
     return np.flatnonzero(selector.get_support()).tolist()
 
 
+def names_out(transformer: Any, names: list[str] | None = None) -> list[str]:
+    """Return the names of the features that a fitted transformer hands on."""
+    return list(transformer.get_feature_names_out(names))
+
+
 def bent(seed: int = 0, rows: int = 120) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of 12 features of which feature 7 decides, with a bend at 0."""
     random = np.random.default_rng(seed)
@@ -137,9 +142,9 @@ def test_blocks_come_and_go_together():
 def test_a_selector_hands_on_names_and_at_most_so_many_features():
     x, y = bent()
     names = [f"f{i}" for i in range(12)]
-    selector: Any = SPARTAnSelector(eps_w=0.05, n_init=2, max_features=2, random_state=0).fit(x, y)
-    assert selector.transform(x).shape == (len(x), 2)
-    assert "f7" in selector.get_feature_names_out(names)
+    selector = SPARTAnSelector(eps_w=0.05, n_init=2, max_features=2, random_state=0).fit(x, y)
+    assert np.shape(selector.transform(x)) == (len(x), 2)
+    assert "f7" in names_out(selector, names)
     assert (
         SPARTAnSelector(eps_w=0.05, n_init=2, random_state=0).fit_transform(x, y).shape == x.shape
     )
@@ -152,8 +157,7 @@ def test_estimators_work_in_pipelines_searches_and_pickles():
     steps = make_pipeline(
         StandardScaler(), SPARTAnSelector(n_init=3, random_state=0), LinearRegression()
     )
-    steps.fit(x, y)
-    assert list(steps[:-1].get_feature_names_out()) == ["x7"]
+    assert names_out(steps.fit(x, y)[:-1]) == ["x7"]
     search = GridSearchCV(
         make_pipeline(StandardScaler(), SPARTAnRegressor(n_init=2, random_state=0)),
         {"spartanregressor__n_boxes": [1, 2]},

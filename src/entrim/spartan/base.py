@@ -39,6 +39,7 @@ class BoxModel(BaseEstimator):
     max_iter: Count
     random_state: Any
     block: Count
+    status_: str
 
     def apply(self, X: Any) -> np.ndarray:
         """Return the box of each row: the nearest in the metric of the importances."""

@@ -184,6 +184,18 @@ def test_a_class_between_two_clouds_of_another_is_told_apart_among_noise():
     assert (np.diff(model.trace_) <= 0).all()
 
 
+def test_the_classifier_ends_at_the_loss_and_the_softmax_of_its_definition():
+    x, y = make_blobs(n_samples=90, centers=4, random_state=1, n_features=5)[:2]
+    x, y = x / np.std(x, axis=0), np.asarray(y) % 3
+    model = eSPAClassifier(n_boxes=4, eps_w=0.1, eps_cl=0.7, n_init=3, random_state=0).fit(x, y)
+    w, box = model.w_, model.labels_
+    price = np.square(x - model.centers_[box]).sum(0) / (90 * 4)
+    surprise = -np.log(model.box_proba_[box, y]).mean()
+    assert model.n_boxes_ == 4
+    assert model.loss_ == pytest.approx(price @ w + 0.1 * (w @ np.log(w)) + 0.7 * surprise)
+    np.testing.assert_allclose(w, np.exp(-price / 0.1) / np.exp(-price / 0.1).sum(), rtol=1e-6)
+
+
 def test_the_class_law_of_a_box_is_its_frequencies():
     x, y = make_blobs(n_samples=60, centers=3, random_state=3, n_features=2)[:2]
     y = np.where(np.arange(60) % 7 == 0, 0, y)

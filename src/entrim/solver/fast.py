@@ -53,7 +53,7 @@ def next_w(point: Point, floor: float) -> Float[Tensor, " D"]:
         w[0] = 1
     while bool(free.any()):
         mass = 1 - floor * float((~free).sum())
-        w[free] = _cube_root_shares(a2[free] / mass**3, c[free]) * mass
+        w[free] = cube_root_shares(a2[free] / mass**3, c[free]) * mass
         low = free & (w < floor)
         if not bool(low.any()):
             break
@@ -62,7 +62,7 @@ def next_w(point: Point, floor: float) -> Float[Tensor, " D"]:
     return w / w.sum()
 
 
-def _cube_root_shares(a2: Float[Tensor, " k"], c: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+def cube_root_shares(a2: Float[Tensor, " k"], c: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Return (a2 / (c + nu))^(1/3) with the one nu that makes the shares sum to 1.
 
     With h the sum, h^-3 is a power mean of functions linear in nu: concave and rising, so Newton

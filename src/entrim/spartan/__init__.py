@@ -1,0 +1,17 @@
+"""SPARTAn: regression that is linear in boxes and sparse in features, for scikit-learn.
+
+Imported on its own, because scikit-learn is optional: `pip install "entrim[spartan]"`.
+"""
+
+from entrim.errors import MissingExtraError
+
+try:
+    import sklearn  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("entrim.spartan", "scikit-learn", "spartan") from error
+
+from entrim.spartan.classifier import eSPAClassifier
+from entrim.spartan.regressor import SPARTAnRegressor
+from entrim.spartan.selector import SPARTAnSelector
+
+__all__ = ["SPARTAnRegressor", "SPARTAnSelector", "eSPAClassifier"]

@@ -1,0 +1,116 @@
+"""`SPARTAnRegressor`: a regression that is linear in boxes and sparse in features."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import validate_data
+
+from entrim.spartan.base import BoxModel, Count, Number, check_positive
+from entrim.spartan.regression import Regression
+
+
+class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
+    """Piecewise-linear regression on few features: K boxes, one importance w a feature.
+
+    Minimises, over importances w on the simplex, regressions L, affiliations gamma and centres C,
+
+        box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d
+        + eps_l2 ||L||^2  +  eps_r / (T M) sum_tk gamma_kt ||y_t - L_0k - sum_d w_d L_dk x_dt||^2
+
+    by its four steps. A new row belongs to the nearest box in the metric of w. Features enter with
+    their scale: standardise them, and the target too if its variance is far from 1.
+
+    Parameters
+    ----------
+    n_boxes : the number K of boxes; 1 is a sparse linear regression.
+    eps_w : strength of the entropy; negative for few features, positive to use many.
+    eps_l2 : strength of the ridge, intercepts included; positive.
+    eps_r : strength of the fit against the box distance; positive.
+    box_weight : strength of the box distance; 0 lets the fit alone make the boxes.
+    n_init : number of descents from different starts; the lowest loss wins.
+    tol : the certificate at which a descent ends.
+    max_iter : most sweeps of the four steps in a descent.
+    random_state : an int makes the fit repeatable.
+    block : columns that come and go together, side by side; importances are one a block.
+
+    Attributes
+    ----------
+    w_ : (n_features / block,) importances; exactly 0 for the features that go.
+    feature_importances_ : (n_features,) the same, a column.
+    coef_, intercept_ : (K, M, n_features), (K, M) of the boxes; without M for a 1-D target.
+    centers_ : (K, n_features) box centres. labels_ : (n_samples,) box of each training row.
+    loss_, trace_ : the loss and how it fell, sweep by sweep, in the best descent.
+    certificate_, status_, n_iter_ : its optimality residual, how it ended, its sweeps.
+    n_boxes_ : the number of boxes that are not empty, the K of the shapes above.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(200, 50))
+    >>> model = SPARTAnRegressor(n_boxes=2, random_state=0).fit(x, abs(x[:, 7]))
+    >>> np.flatnonzero(model.w_).tolist(), np.round(model.coef_[:, 7].prod())
+    ([7], np.float64(-1.0))
+    """
+
+    def __init__(
+        self,
+        n_boxes: Count = 2,
+        eps_w: Number = -0.02,
+        eps_l2: Number = 1e-3,
+        eps_r: Number = 10.0,
+        box_weight: Number = 1.0,
+        n_init: Count = 10,
+        tol: Number = 1e-3,
+        max_iter: Count = 300,
+        random_state: Any = None,
+        block: Count = 1,
+    ) -> None:
+        self.n_boxes = n_boxes
+        self.eps_w = eps_w
+        self.eps_l2 = eps_l2
+        self.eps_r = eps_r
+        self.box_weight = box_weight
+        self.n_init = n_init
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.block = block
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SPARTAnRegressor":
+        """Fit boxes, importances and regressions to rows X (T, n) and targets y (T,) or (T, M).
+
+        A weight counts a sample so many times; only the ratios of weights matter.
+        """
+        check_positive("eps_l2", self.eps_l2, "it keeps the scales of w and L apart; try 1e-3")
+        check_positive("eps_r", self.eps_r, "try 10")
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        point = self._search(X, targets, sample_weight, self._regression).point
+        self._note_ridge(point.problem.task)
+        shape = (self.n_boxes_, targets.shape[1], X.shape[1])
+        coefficients = np.zeros(shape)
+        U = point.fit.values[self._occupied]
+        coefficients[:, :, point.problem.columns(point.features)] = U[:, 1:].transpose(0, 2, 1)
+        self.coef_ = coefficients if y.ndim == 2 else coefficients[:, 0]
+        self.intercept_ = U[:, 0] if y.ndim == 2 else U[:, 0, 0]
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the linear prediction of each row's box."""
+        rows = self._rows(X)
+        box = self._nearest(rows)
+        predicted = np.empty((len(rows), *self.intercept_.shape[1:]))
+        for k in np.unique(box):
+            inside = box == k
+            predicted[inside] = rows[inside] @ self.coef_[k].T + self.intercept_[k]
+        return predicted
+
+    def _regression(self, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Regression:
+        task = Regression(targets, weights, float(self.eps_l2), float(self.eps_r), self.block)
+        return task.above_rounding(rows)
+
+    def _note_ridge(self, task: Any) -> None:
+        if task.eps_l2 > self.eps_l2:
+            self.status_ += (
+                f"; ridge floored at rounding: {task.eps_l2:.1e} instead of eps_l2 = "
+                f"{self.eps_l2:.1e}"
+            )

@@ -86,8 +86,13 @@ def decide(
             "or pool before flattening",
             CalibrationWarning,
         )
+
+    def on_batch(done: int, total: int) -> None:
+        if not quiet:
+            run.tell("collect", f"batch {done}", done, total)
+
     with run.stage("collect"):
-        capture(scene.task, small, grams)
+        capture(scene.task, small, grams, on_batch)
     chosen = {}
     with run.stage("choose"):
         for done, group in enumerate(asked, 1):

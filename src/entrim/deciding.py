@@ -124,8 +124,18 @@ def stability(
 
 
 def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> None:
-    """Warn that nothing was cut, and name the first eps on a ladder that cuts something."""
+    """Warn that nothing was cut, and name the first eps on a ladder that cuts something.
+
+    `asks` are those of the groups in which channels could be chosen.
+    """
     by_eps = {name: ask for name, ask in asks.items() if ask.width is None}
+    if not asks:
+        run.warn(
+            "nothing was cut, because no group was left to choose in: widen layers=, skip= or "
+            'widths=, raise memory_limit=, or leave preset="paper" out',
+            NothingCutWarning,
+        )
+        return
     if not by_eps:
         run.warn("nothing was cut: every group keeps the width asked for", NothingCutWarning)
         return

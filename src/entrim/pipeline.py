@@ -98,8 +98,8 @@ def sparsify(
       moment; raise it when there are few images.
     - `coupling`: channels that several layers read are chosen for all at once ("joint"), or for
       each alone and then by the largest importance ("max", the paper's proposal).
-    - `batchnorm="reestimate"`: give every BatchNorm behind a cut the statistics of these images; one
-      that serves several calls keeps its own.
+    - `batchnorm="reestimate"`: give every BatchNorm behind a cut the statistics of these images;
+      one that serves several calls keeps its own.
     - `round_to`: widths are multiples of this, rounded up, for hardware that likes them.
     - `positions`: look at so many random output positions of each image instead of all: faster for
       large images.

@@ -58,16 +58,18 @@ def choose(
     """Return the channels of one group that stay, for all its consumers together."""
     try:
         found = _by_width(ask, moments, weights, generator) if ask.width else _by_eps(ask, moments)
+        width = ask.rounded(len(found.kept))
+        return found if width == len(found.kept) else _filled(ask, found, moments, width)
     except DeadInputError:
-        return Chosen(kept=(0,), how="all its channels are zero on these images")
-    width = ask.rounded(len(found.kept))
-    return found if width == len(found.kept) else _filled(ask, found, moments, width)
+        kept = tuple(range(ask.rounded(1)))
+        return Chosen(kept=kept, how="all its channels are zero on these images")
 
 
 def _by_eps(ask: Ask, moments: Sequence[Moments]) -> Chosen:
-    if ask.coupling == "max" and len(moments) > 1:
+    alive = _alive(moments)
+    if ask.coupling == "max" and len(alive) > 1:
         return _by_maximum(
-            [solve(m, eps_w=ask.eps_w, eps_l2=ask.eps_l2) for m in moments], ask.channels
+            [solve(m, eps_w=ask.eps_w, eps_l2=ask.eps_l2) for m in alive], ask.channels
         )
     found = solve(list(moments), eps_w=ask.eps_w, eps_l2=ask.eps_l2)
     return Chosen(
@@ -93,8 +95,9 @@ def _by_width(
         return Chosen(kept=tuple(range(ask.channels)), how="whole, as asked")
     if ask.selector == "entropic":
         width = min(width, live_channels(moments))
-        if ask.coupling == "max" and len(moments) > 1:
-            parts = [solve_for(m, channels=min(width, live_channels([m]))) for m in moments]
+        alive = _alive(moments)
+        if ask.coupling == "max" and len(alive) > 1:
+            parts = [solve_for(m, channels=min(width, live_channels([m]))) for m in alive]
             return _by_maximum(parts, width)
         if ask.raw:
             found = solve_for(list(moments), channels=width)
@@ -118,6 +121,11 @@ def _by_width(
     return Chosen(kept=tuple(kept.tolist()), how=f"{ask.selector}, at this width")
 
 
+def _alive(moments: Sequence[Moments]) -> list[Moments]:
+    """Return the consumers that see anything at all."""
+    return [m for m in moments if bool((m.gram_sum.diagonal()[1:] > 0).any())]
+
+
 def _by_maximum(parts: Sequence[Solution], most: int) -> Chosen:
     """Return the channels that matter to any consumer, the `most` important ones of them."""
     w = torch.stack([part.w for part in parts]).amax(0)
@@ -132,11 +140,12 @@ def _by_maximum(parts: Sequence[Solution], most: int) -> Chosen:
 
 def _filled(ask: Ask, found: Chosen, moments: Sequence[Moments], width: int) -> Chosen:
     """Return the choice with more channels, up to a round number: the next by w, then by index."""
-    width = max(width, 1)
     more: Int[Tensor, " k"] = torch.tensor([], dtype=torch.int64)
     live = live_channels(moments)
-    if ask.selector == "entropic" and live > len(found.kept):
+    if found.parts and ask.raw and live > len(found.kept):
+        found = _by_width(replace(ask, width=width), moments, [], None)
+    elif ask.selector == "entropic" and live > len(found.kept):
         more = solve_for(list(moments), channels=min(width, live)).kept
     wanted = [*found.kept, *more.tolist(), *range(ask.channels)]
     kept = tuple(sorted(list(dict.fromkeys(wanted))[:width]))
-    return replace(found, kept=kept, how=f"{found.how}; rounded up to {width}", parts=())
+    return replace(found, kept=kept, how=f"{found.how}; rounded up to {width}")

@@ -86,8 +86,13 @@ def decide(
             "or pool before flattening",
             CalibrationWarning,
         )
+
+    def on_batch(done: int, total: int) -> None:
+        if not quiet:
+            run.tell("collect", f"batch {done}", done, total)
+
     with run.stage("collect"):
-        capture(scene.task, small, grams)
+        capture(scene.task, small, grams, on_batch)
     chosen = {}
     with run.stage("choose"):
         for done, group in enumerate(asked, 1):
@@ -119,8 +124,18 @@ def stability(
 
 
 def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> None:
-    """Warn that nothing was cut, and name the first eps on a ladder that cuts something."""
+    """Warn that nothing was cut, and name the first eps on a ladder that cuts something.
+
+    `asks` are those of the groups in which channels could be chosen.
+    """
     by_eps = {name: ask for name, ask in asks.items() if ask.width is None}
+    if not asks:
+        run.warn(
+            "nothing was cut, because no group was left to choose in: widen layers=, skip= or "
+            'widths=, raise memory_limit=, or leave preset="paper" out',
+            NothingCutWarning,
+        )
+        return
     if not by_eps:
         run.warn("nothing was cut: every group keeps the width asked for", NothingCutWarning)
         return

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from entrim.errors import BadImagesError
 
 Images = Tensor | Iterable[Any]
-"""A tensor (images first), or batches: tensors, (images, labels) pairs, or dicts of arguments."""
+"""A tensor or array (images first), or batches: tensors, (images, labels) pairs, or dicts."""
 
 BATCH = 64
 
@@ -79,7 +80,7 @@ def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Cal
 
 
 def _batches(images: Images) -> Iterable[Any]:
-    if isinstance(images, Tensor | Mapping):
+    if isinstance(images, Tensor | np.ndarray | Mapping):
         return [images]
     if isinstance(images, str | bytes) or not isinstance(images, Iterable):
         raise BadImagesError(

@@ -98,7 +98,8 @@ def sparsify(
       moment; raise it when there are few images.
     - `coupling`: channels that several layers read are chosen for all at once ("joint"), or for
       each alone and then by the largest importance ("max", the paper's proposal).
-    - `batchnorm="reestimate"`: give every BatchNorm the statistics of these images afterwards.
+    - `batchnorm="reestimate"`: give every BatchNorm behind a cut the statistics of these images;
+      one that serves several calls keeps its own.
     - `round_to`: widths are multiples of this, rounded up, for hardware that likes them.
     - `positions`: look at so many random output positions of each image instead of all: faster for
       large images.
@@ -164,7 +165,7 @@ def _through(run: Run, example: Example) -> Sparsified:
         with run.stage("rebuild"):
             plan = _rebuilt(run, scene, chosen, kept, grams)
         if not kept:
-            name_eps(run, scene, asks, grams)
+            name_eps(run, scene, {name: asks[name] for name in chosen}, grams)
     with run.stage("cut"):
         done = cut(run.model, plan, example, graph=graph)
     run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")

@@ -122,11 +122,10 @@ def test_little_memory_takes_more_passes_and_gives_the_same() -> None:
             batches=[x],
             tensors=tensors,
             memory_limit=limit,
-            on_batch=lambda runs=runs: runs.append(1),
         )
         known = readers(task.programs[0], trace(model, x))
         with Shelf(limit) as grams:
-            capture(task, list(known.values()), grams)
+            capture(task, list(known.values()), grams, lambda done, _, runs=runs: runs.append(done))
             found.append((len(runs), [gram_of(grams, name).sums for name in known]))
     (few, wanted), (many, same) = found
     assert (few, many) == (1, 2)

@@ -47,13 +47,11 @@ class Pass:
     positions: int | None = None
     """Output positions drawn for each image; None for all."""
     generator: torch.Generator | None = None
-    on_batch: Callable[[], None] = lambda: None
 
     def streams(self, shelf: Shelf) -> Iterator[Stream]:
         """Yield one stream a batch, so that nothing of a batch outlives it."""
         for program, batch in zip(self.programs, self.batches, strict=True):
             yield Stream([program], [batch], dict(self.tensors), shelf)
-            self.on_batch()
 
 
 def size_of(reader: Reader) -> int:
@@ -61,19 +59,28 @@ def size_of(reader: Reader) -> int:
     return reader.geometry.groups * (reader.columns + 1) ** 2 * 8
 
 
-def capture(task: Pass, readers: Sequence[Reader], grams: Shelf) -> None:
+def capture(
+    task: Pass,
+    readers: Sequence[Reader],
+    grams: Shelf,
+    on_batch: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Put the Gram of every one of `readers` on the shelf `grams`, under the name of its layer.
 
     As many passes over the images as the Gram matrices need to stay within the memory limit.
+    `on_batch` hears how many batches of how many are done, all passes together.
     """
-    for some in _within(readers, task.memory_limit):
+    runs = list(_within(readers, task.memory_limit))
+    batches = len(task.batches)
+    for number, some in enumerate(runs):
         sums = {
             reader.site.layer: PatchGram(reader.geometry, reader.channels, _device(task))
             for reader in some
         }
         with torch.no_grad(), Shelf(task.memory_limit) as shelf:
-            for stream in task.streams(shelf):
+            for done, stream in enumerate(task.streams(shelf), number * batches + 1):
                 _watch(stream, some, sums, task)
+                on_batch(done, len(runs) * batches)
         for reader in some:
             total = sums.pop(reader.site.layer)
             grams.put(reader.site.layer, total.gram_sum)

@@ -50,7 +50,7 @@ def drift_behind(old: Stream, new: Stream, place: int) -> Callable[[int], Tensor
 
 def _added_to(user: fx.Node, node: fx.Node) -> fx.Node | None:
     """Return what `node` is added to by `user`, None where that is no plain sum of two tensors."""
-    if "aten.add" not in str(user.target) or arguments_of(user).get("alpha", 1) != 1:
+    if user.target is not torch.ops.aten.add.Tensor or arguments_of(user).get("alpha", 1) != 1:
         return None
     others = [arg for arg in user.args[:2] if isinstance(arg, fx.Node) and arg is not node]
     return others[0] if len(others) == 1 else None

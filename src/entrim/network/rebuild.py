@@ -186,6 +186,8 @@ def _reestimate(new: Stream, place: int, node: fx.Node) -> None:
     norm = batchnorm_of(new.program, node)
     if norm is None or not new.differs(place):
         return
+    if len(arguments_of(node)["running_mean"].users) > 1:
+        return  # it serves several calls, and has run on some of them already
     source = new.program.place[arguments_of(node)["input"]]
     mean, variance = statistics([new.at(source, batch) for batch in range(len(new.batches))])
     for key, value in (("mean", mean), ("var", variance)):

@@ -159,7 +159,7 @@ class Stream:
         program = self.programs[batch]
         node = program.nodes[place]
         if node.op == "placeholder":
-            if node in program.names:
+            if node in program.names or not node.users:  # flags are written into the program
                 return _NOT_KEPT
             known = self.inputs[batch]
             return known[node.name] if node.name in known else program.constants[node.name]

@@ -23,6 +23,8 @@ MISUSES = {
     "entrim.sparsify(3, x)": "TraceError: this is a int: hand over a torch.nn.Module",
     "entrim.sparsify(net, x, positions=2.5)": "BadSettingError: positions is 2.5",
     'entrim.sparsify(net, x, eps={"*": (1e-3,)})': "BadSettingError: eps of '*' is (0.001,)",
+    "entrim.sparsify(net, x, widths=0.5)": "BadSettingError: widths is 0.5: hand over a dict",
+    "entrim.sparsify(net, x, eps=(-1e-3, 1e-3))": "BadSettingError: eps is (-0.001, 0.001)",
     'entrim.sparsify(net, x, widths={"0": "2"})': "BadSettingError: the width of 0 is '2'",
     "entrim.trace(net, torch.ones(2, 5))": "TraceError: torch.export cannot follow Sequential",
 }

@@ -51,6 +51,12 @@ class Scene:
         )
         return cls(graph, task, readers(task.programs[0], graph))
 
+    @property
+    def out_of_sight(self) -> set[str]:
+        """The groups with a layer among their readers that cannot be looked at."""
+        hidden = [site for site in self.graph.sites if site.layer not in self.readers]
+        return {name for site in hidden for name in site.feeds}
+
     def reading(self, group: Group) -> list[Reader]:
         """Return the layers that read the channels of `group`."""
         return [reader for reader in self.readers.values() if group.name in reader.site.feeds]
@@ -75,7 +81,7 @@ def decide(
     run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
 ) -> dict[str, Chosen]:
     """Return the choice in every group that is asked for, and leave the moments on `grams`."""
-    asked = [scene.graph.group(name) for name in asks]
+    asked = [scene.graph.group(name) for name in asks if name not in scene.out_of_sight]
     concerned = [r for r in scene.readers.values() if any(g.name in r.site.feeds for g in asked)]
     small = [reader for reader in concerned if size_of(reader) <= run.settings.memory_limit]
     large = {name for r in concerned if r not in small for name in r.site.feeds}

@@ -121,7 +121,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
         raise BadImagesError(
-            f"the images have shapes {sorted(shapes)}: resize or crop them to one shape"
+            f"the images have shapes {sorted(shapes)}: resize or crop them to one shape (a pair "
+            "of images and labels is one batch: hand over [(images, labels)])"
         )
     return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 

@@ -85,6 +85,7 @@ def sparsify(
       `eps={pattern: (eps_w, eps_l2)}` sets them for some groups.
     - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction, instead of eps;
       groups that it does not name stay whole unless eps is given too.
+      Channels that are zero on all images, or copies of others, are not kept to fill a width up.
     - `selector`: how channels are chosen at given widths; see `select`. For comparisons.
     - `layers`, `skip`: look at these groups only; leave these alone.
     - `preset="paper"`: the method as published: every layer alone, no refit, only channels that one
@@ -92,8 +93,10 @@ def sparsify(
     - `mode`: "sequential" (default) rebuilds the layers in order, each on what it will really see;
       "independent" each on the original activations: faster by one pass, less accurate.
     - `refit` (True): solve the weights again, without the shrinkage of eps_l2, once the channels
-      are chosen.
-    - `correct` (True): let a layer that is added to a skip path make up for the drift of that path.
+      are chosen. Without it the weights are those of the entropic solve; another selector, or
+      `coupling="max"`, then leaves the old ones.
+    - `correct` (True): let a layer that is added to a skip path make up for the drift of that path;
+      in sequential mode only.
     - `ridge`: pulls the refit towards the weights of before, relative to each column's own second
       moment; raise it when there are few images.
     - `coupling`: channels that several layers read are chosen for all at once ("joint"), or for
@@ -101,8 +104,8 @@ def sparsify(
     - `batchnorm="reestimate"`: give every BatchNorm behind a cut the statistics of these images;
       one that serves several calls keeps its own.
     - `round_to`: widths are multiples of this, rounded up, for hardware that likes them.
-    - `positions`: look at so many random output positions of each image instead of all: faster for
-      large images.
+    - `positions`: choose by so many random output positions of each image instead of all: faster
+      for large images. A sequential rebuild looks at all of them.
     - `resamples`: choose again on so many resampled sets of images, and record how stable the kept
       channels are.
     - `example`: what the network is traced and proven with, by default the first four images.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +28,7 @@ def recorded(
     return Record(
         model=type(run.model).__name__,
         images=run.images.count,
-        settings=asdict(run.settings),
+        settings=_decided(run),
         versions={name: version(name) for name in ("entrim", "torch")},
         groups=tuple(
             _group_record(scene, name, asks[name], found, overlaps.get(name))
@@ -48,6 +49,17 @@ def recorded(
         seconds=dict(run.seconds),
         notes=tuple(run.notes),
     )
+
+
+def _decided(run: Run) -> dict[str, Any]:
+    """Return the settings with what the preset decided filled in."""
+    settings = run.settings
+    return {
+        **asdict(settings),
+        "mode": "sequential" if settings.sequential else "independent",
+        "refit": settings.refits,
+        "correct": settings.corrects,
+    }
 
 
 def _group_record(

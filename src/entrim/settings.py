@@ -60,6 +60,11 @@ class Settings:
             raise BadSettingError(
                 f'selector="{self.selector}" chooses at given widths: pass widths={{"*": 0.5}}'
             )
+        for name in ("eps", "widths"):
+            if not isinstance(getattr(self, name) or {}, Mapping):
+                raise BadSettingError(
+                    f'{name} is {getattr(self, name)!r}: hand over a dict, {{"*": ...}} for all'
+                )
         for pattern, pair in self.eps.items():
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise BadSettingError(f"eps of {pattern!r} is {pair!r}: hand over (eps_w, eps_l2)")
@@ -116,7 +121,10 @@ class Settings:
         for pattern in (*wanted, *_listed(self.skip), *self.eps, *(self.widths or ())):
             if not any(matches(pattern, group) for group in graph.groups):
                 names = ", ".join(group.name for group in graph.groups)
-                raise BadSettingError(f"no group matches {pattern!r}: the groups are {names}")
+                raise BadSettingError(
+                    f"no group matches {pattern!r}: patterns name layers that make channels, and "
+                    f"the groups are {names}"
+                )
         return [
             group
             for group in graph.groups

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import entrim
 from entrim.errors import CalibrationWarning, NothingCutWarning
+from entrim.network.capture import Tally
 from tests.pipeline.networks import chain, images, residual, settled
 
 X = images(96, 3, 8, 8)
@@ -163,3 +164,32 @@ def test_only_a_sum_is_corrected_for_its_other_term() -> None:
     )
     for name, tensor in one.plan.weights.items():
         assert torch.equal(other.plan.weights[name], tensor)
+
+
+def test_a_weight_called_in_two_ways_leaves_its_channels_whole() -> None:
+    class Dilated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.one(x).relu()
+            wide = nn.functional.conv2d(x, self.two.weight, self.two.bias, 1, 2, 2)
+            return self.head((self.two(x) + wide).relu().mean((2, 3)))
+
+    model = Dilated().eval()
+    r = entrim.sparsify(model, images(100, 3, 8, 8), widths={"*": 0.5})
+    assert set(r.plan.kept) == {"two"}
+    assert r.record.settings["mode"] == "sequential"
+
+
+def test_a_tally_of_batches_has_the_moments_of_all() -> None:
+    x = torch.randn(40, 5, 3) * 2 + 7
+    tally = Tally()
+    for part in x.split(11):
+        tally.add(part)
+    flat = x.double().movedim(1, 0).flatten(1)
+    torch.testing.assert_close(tally.mean, flat.mean(1))
+    torch.testing.assert_close(tally.variance, flat.var(1, correction=0))

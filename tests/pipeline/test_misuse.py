@@ -58,7 +58,7 @@ def test_images_that_cannot_work_are_refused(given: Any, sentence: str) -> None:
         ({"eps_w": 1e-3}, "eps_w is 0.001: it must be negative"),
         ({"eps": {"0": (-1e-3, -1e-3)}}, "eps_l2 is -0.001"),
         ({"refit": False}, 'mode="sequential" is a refit in order'),
-        ({"layers": "conv9"}, "no group matches 'conv9': the groups are 0, 3, 7"),
+        ({"layers": "conv9"}, "and the groups are 0, 3, 7"),
         ({"skip": ["nothing*"]}, "no group matches 'nothing*'"),
         ({"widths": {"0": 13}}, "the width of 0 is 13: hand over a whole number from 1 to 12"),
         ({"widths": {"0": 1.5}}, "the width of 0 is 1.5"),

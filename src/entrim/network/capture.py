@@ -115,10 +115,13 @@ def familiarity(task: Pass) -> list[Familiarity]:
             norm = batchnorm_of(program, node)
             if norm is not None:
                 x = stream.value(arguments_of(node)["input"], 0)
-                mean, variance = statistics([x])
-                known = {key: task.tensors[f"{norm}.running_{key}"] for key in ("mean", "var")}
-                shift = (mean - known["mean"]) / known["var"].clamp_min(1e-12).sqrt()
-                ratio = variance / known["var"].clamp_min(1e-12)
+                tally = Tally()
+                tally.add(x)
+                mean, variance = (
+                    in_double(task.tensors[f"{norm}.running_{key}"]) for key in ("mean", "var")
+                )
+                shift = (tally.mean - mean) / variance.clamp_min(1e-12).sqrt()
+                ratio = tally.variance / variance.clamp_min(1e-12)
                 found.append(
                     Familiarity(norm, float(shift.square().mean().sqrt()), float(ratio.median()))
                 )
@@ -127,14 +130,30 @@ def familiarity(task: Pass) -> list[Familiarity]:
     return found
 
 
-def statistics(parts: Sequence[Tensor]) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
-    """Return mean and variance over everything but the channels, of several batches together."""
-    axes = [axis for axis in range(parts[0].dim()) if axis != 1]
-    count = sum(part.numel() // part.shape[1] for part in parts)
-    mean = torch.stack([part.double().sum(axes) for part in parts]).sum(0) / count
-    shape = [-1 if axis == 1 else 1 for axis in range(parts[0].dim())]
-    apart = [(part.double() - mean.view(shape)).square().sum(axes) for part in parts]
-    return mean, torch.stack(apart).sum(0) / count
+@dataclass(slots=True)
+class Tally:
+    """Mean and variance of every channel over all that was added."""
+
+    count: int = 0
+    total: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, x: Tensor, axis: int = 1) -> None:
+        """Add one batch, its channels along `axis`."""
+        flat = in_double(x).movedim(axis, 0).flatten(1)
+        self.count += flat.shape[1]
+        self.total = self.total + flat.sum(1)
+        self.squares = self.squares + flat.square().sum(1)
+
+    @property
+    def mean(self) -> Float[Tensor, " D"]:
+        """The means."""
+        return torch.as_tensor(self.total) / self.count
+
+    @property
+    def variance(self) -> Float[Tensor, " D"]:
+        """The variances."""
+        return (torch.as_tensor(self.squares) / self.count - self.mean.square()).clamp_min(0)
 
 
 def batchnorm_of(program: Program, node: fx.Node) -> str | None:

@@ -106,9 +106,14 @@ class Reader:
 
 
 def readers(program: Program, graph: ChannelGraph) -> dict[str, Reader]:
-    """Return the reader at every site of `graph` that `program` calls, by the name of its layer."""
+    """Return the reader at every site of `graph` that `program` calls, by the name of its layer.
+
+    Left out is a weight that is called in several ways, with two dilations for example: its calls
+    have no common patches.
+    """
     sites = {site.weight: site for site in graph.sites}
     found: dict[str, Reader] = {}
+    mixed: set[str] = set()
     for place, node in enumerate(program.nodes):
         call = arguments_of(node) if node.op == "call_function" else {}
         weight = _name(program, call.get("weight"))
@@ -116,14 +121,15 @@ def readers(program: Program, graph: ChannelGraph) -> dict[str, Reader]:
             continue
         site, source = sites[weight], program.place[call["input"]]
         shape = graph.shapes[weight]
-        if site.layer in found:
-            known = found[site.layer]
+        geometry, bias = _geometry(node, call, shape), _name(program, call.get("bias"))
+        reader = Reader(site, geometry, (place,), (source,), bias, shape)
+        known = found.setdefault(site.layer, reader)
+        if known.geometry != geometry:
+            mixed.add(site.layer)
+        elif known is not reader:
             places, inputs = (*known.places, place), (*known.inputs, source)
             found[site.layer] = replace(known, places=places, inputs=inputs)
-        else:
-            geometry, bias = _geometry(node, call, shape), _name(program, call.get("bias"))
-            found[site.layer] = Reader(site, geometry, (place,), (source,), bias, shape)
-    return found
+    return {layer: reader for layer, reader in found.items() if layer not in mixed}
 
 
 def _name(program: Program, node: object) -> str | None:

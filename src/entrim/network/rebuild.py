@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from entrim.moments import Moments
-from entrim.network.capture import Pass, batchnorm_of, in_double, statistics
+from entrim.network.capture import Pass, Tally, batchnorm_of, in_double
 from entrim.network.drift import drift_behind
 from entrim.network.patches import PatchGram
 from entrim.network.reading import Reader, Stays
@@ -81,7 +81,7 @@ def _refit_here(
     inputs, outputs = reader.staying(stays)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.site.weight], stays.get(reader.site.weight, {}))
-    need, wanted = _Need.of(reader, weight, len(inputs)), []
+    need, wanted = _Need.of(reader, weight, len(inputs)), Tally()
     for batch in range(len(old.batches)):
         target = old.at(place, batch)
         if drift is not None:
@@ -92,12 +92,11 @@ def _refit_here(
             x.index_select(axis, inputs.to(x.device)),
             lack.index_select(axis, outputs.to(x.device)),
         )
-        wanted.append(target.index_select(axis, outputs.to(x.device)).movedim(axis, 1))
+        wanted.add(target.index_select(axis, outputs.to(x.device)), axis)
     parts = [solved(reader, moments, repair.ridge) for moments in need.moments()]
     put_in(reader, parts, stays, new.tensors)
     new.changed.update(touched(reader))
-    _, variance = statistics(wanted)
-    return fitted(reader, parts, need.gram.count, float(variance.sum()))
+    return fitted(reader, parts, need.gram.count, float(wanted.variance.sum()))
 
 
 @dataclass(slots=True)
@@ -189,8 +188,10 @@ def _reestimate(new: Stream, place: int, node: fx.Node) -> None:
     if len(arguments_of(node)["running_mean"].users) > 1:
         return  # it serves several calls, and has run on some of them already
     source = new.program.place[arguments_of(node)["input"]]
-    mean, variance = statistics([new.at(source, batch) for batch in range(len(new.batches))])
-    for key, value in (("mean", mean), ("var", variance)):
+    tally = Tally()
+    for batch in range(len(new.batches)):
+        tally.add(new.at(source, batch))
+    for key, value in (("mean", tally.mean), ("var", tally.variance)):
         name = f"{norm}.running_{key}"
         new.tensors[name] = value.to(new.tensors[name])
         new.changed.add(name)

@@ -39,6 +39,7 @@ format: $(READY) ## rewrite the sources in the house style
 bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.solver
 	$(BIN)/python -m benchmarks.network
+	$(BIN)/python -m benchmarks.spartan
 	$(BIN)/python -m benchmarks.sparsify
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from benchmarks.cifar import interval
-from benchmarks.curves import FRACTIONS, GLOBAL_EPS, STEPS
+from benchmarks.curves import FRACTIONS, GLOBAL_EPS, SHARES, STEPS
 
 Points = Mapping[str, Mapping[str, Any]]
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
@@ -28,6 +28,8 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
         _line(axes, [p for p in some if p], colour, line, label)
     eps = [points.get(f"{name} one eps, + correction {e}") for e in GLOBAL_EPS[name]]
     _line(axes, [p for p in eps if p], GREEN, "-", "default, one eps for all layers")
+    stream = [points.get(f"{name} stream too {share}") for share in SHARES[name]]
+    _line(axes, [p for p in stream if p], "black", "-", "default, residual stream cut too")
     for fraction in FRACTIONS[name]:
         if point := points.get(f"{name} random {fraction}"):
             axes.plot(point["macs"], point["report"], "kx")
@@ -40,11 +42,20 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
             )
     if intact := points.get(f"{name} intact"):
         axes.axhline(intact["report"], color="black", linewidth=0.8)
-        axes.annotate("intact", (1.0, intact["report"]), (0, 4), textcoords="offset points")
+        axes.text(
+            0.995,
+            intact["report"],
+            "intact",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+        )
     axes.set(
         xlabel="MACs, times fewer",
         ylabel="test accuracy, %",
         title=f"{name}: 500 unlabelled images, nothing trained",
+        xlim=(1.1, 3.3),
     )
     _finish(figure, axes, file)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from entrim.errors import DeadInputError
 from entrim.moments import Moments
-from entrim.solver import Selector, Solution, live_channels, select, solve, solve_for
+from entrim.solver import JointSolution, Selector, Solution, live_channels, select, solve, solve_for
 
 SELECTORS = ("entropic", "greedy", "lasso", "magnitude", "random", "exhaustive")
 COUPLINGS = ("joint", "max")
@@ -48,6 +48,20 @@ class Chosen:
     parts: tuple[Solution, ...] = ()
     """The weights for each consumer, where the choice came with some."""
 
+    @classmethod
+    def by(cls, found: JointSolution, how: str) -> "Chosen":
+        """Return the choice that a solve made."""
+        return cls(
+            kept=tuple(found.kept.tolist()),
+            how=how,
+            w=found.w,
+            loss=found.loss,
+            certificate=found.certificate,
+            trace=found.trace,
+            ridge_solves=found.ridge_solves,
+            parts=found.parts,
+        )
+
 
 def choose(
     ask: Ask,
@@ -72,16 +86,7 @@ def _by_eps(ask: Ask, moments: Sequence[Moments]) -> Chosen:
             [solve(m, eps_w=ask.eps_w, eps_l2=ask.eps_l2) for m in alive], ask.channels
         )
     found = solve(list(moments), eps_w=ask.eps_w, eps_l2=ask.eps_l2)
-    return Chosen(
-        kept=tuple(found.kept.tolist()),
-        how=str(found.status),
-        w=found.w,
-        loss=found.loss,
-        certificate=found.certificate,
-        trace=found.trace,
-        ridge_solves=found.ridge_solves,
-        parts=found.parts,
-    )
+    return Chosen.by(found, str(found.status))
 
 
 def _by_width(
@@ -101,16 +106,7 @@ def _by_width(
             return _by_maximum(parts, width)
         if ask.raw:
             found = solve_for(list(moments), channels=width)
-            return Chosen(
-                kept=tuple(found.kept.tolist()),
-                how="the largest w, held at this width",
-                w=found.w,
-                loss=found.loss,
-                certificate=found.certificate,
-                trace=found.trace,
-                ridge_solves=found.ridge_solves,
-                parts=found.parts,
-            )
+            return Chosen.by(found, "the largest w, held at this width")
     kept = select(
         list(moments),
         channels=width,

@@ -86,12 +86,11 @@ def vgg_section(points: Points) -> str:
     name = large.VGG
     lines = [
         "## VGG-16 before any fine tuning",
-        "`default` and `paper` (each layer alone, no refit) at the widths that eps 1e-4 gives, at "
-        "those of the paper's last row, and at one fraction everywhere that leaves as many "
-        "parameters as the paper's last row.",
+        "`default` and `paper` (each layer alone, no refit) at the widths that eps gives, and at "
+        "those of the paper's last row, with channels chosen by magnitude, rebuilt alike.",
         table(HEADER, rows_of({k: v for k, v in points.items() if "time" not in k}, name)),
     ]
-    intact, whole = points.get(f"{name} intact"), points.get(f"{name} conv_all+fc default")
+    intact, whole = points.get(f"{name} intact"), points.get(f"{name} {large.ROW} magnitude")
     if intact and whole:
         drop = intact["report"] - whole["report"]
         bar = f"less lost than the paper's {PAPER_DROP:.2f} points at its widths: {drop:.2f}"

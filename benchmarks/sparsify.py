@@ -53,7 +53,7 @@ def rows_of(points: Points, start: str) -> list[list[object]]:
             f"{point.get('params', 1.0):.2f}x",
             f"{point['dev']:.2f}" if "dev" in point else "",
             accuracy(point),
-            f"{sum(point.get('seconds', {}).values()):.0f}",
+            f"{sum(point.get('seconds', {}).values()):.0f}" if point.get("seconds") else "",
         ]
         for key, point in points.items()
         if key.startswith(start) and "report" in point
@@ -129,14 +129,17 @@ def resnet50_section(points: Points) -> str:
 def images_section(points: Points) -> str:
     """Return what more images give, and positions instead of images."""
     name = images.NAME
-    most = points.get(f"{name} images {max(images.COUNTS)}")
+    known = [count for count in images.COUNTS if f"{name} images {count}" in points]
+    if not known:
+        return "## How many images: not run"
+    most = points[f"{name} images {max(known)}"]
     rows = []
     for key, point in points.items():
         if key.startswith((f"{name} images", f"{name} positions")):
-            same = f"{_overlap(point['kept'], most['kept']):.2f}" if most else ""
-            seconds = sum(point["seconds"].values())
-            rows.append([key.removeprefix(name), accuracy(point), same, f"{seconds:.0f}"])
-    header = ("", "accuracy, %", f"overlap with {max(images.COUNTS):,} images", "seconds")
+            same = f"{_overlap(point['kept'], most['kept']):.2f}"
+            seconds = f"{sum(point['seconds'].values()):.0f}" if point["seconds"] else "interrupted"
+            rows.append([key.removeprefix(name), accuracy(point), same, seconds])
+    header = ("", "accuracy, %", f"overlap with {max(known):,} images", "seconds")
     title = "## How many images: ResNet-20, half the channels inside the blocks"
     note = "Positions are drawn in each of 500 images, for choosing only."
     return "\n\n".join([title, note, table(header, rows)])
@@ -156,7 +159,11 @@ def main() -> None:
     ledger = Ledger.called("sparsify")
     measure(ledger, sys.argv[1:])
     points = ledger.points()
-    sections = [curve_section(points, name) for name in NETWORKS]
+    note = (
+        "Points were measured on one thread beside other processes, so their seconds tell orders of "
+        "magnitude only; the whole run on VGG-16 and collecting were measured on a quiet machine."
+    )
+    sections = [note, *(curve_section(points, name) for name in NETWORKS)]
     sections += [vgg_section(points), resnet50_section(points), images_section(points)]
     if "collecting" in points:
         sections.append(points["collecting"]["text"])

@@ -137,7 +137,7 @@ def images_section(points: Points) -> str:
     for key, point in points.items():
         if key.startswith((f"{name} images", f"{name} positions")):
             same = f"{_overlap(point['kept'], most['kept']):.2f}"
-            seconds = f"{sum(point['seconds'].values()):.0f}" if point["seconds"] else "interrupted"
+            seconds = f"{sum(point['seconds'].values()):.0f}" if point["seconds"] else ""
             rows.append([key.removeprefix(name), accuracy(point), same, seconds])
     header = ("", "accuracy, %", f"overlap with {max(known):,} images", "seconds")
     title = "## How many images: ResNet-20, half the channels inside the blocks"
@@ -160,8 +160,8 @@ def main() -> None:
     measure(ledger, sys.argv[1:])
     points = ledger.points()
     note = (
-        "Points were measured on one thread beside other processes, so their seconds tell orders of "
-        "magnitude only; the whole run on VGG-16 and collecting were measured on a quiet machine."
+        "Points were measured on one thread beside other processes, so their seconds tell orders "
+        "of magnitude only; the whole run on VGG-16 and collecting were measured on a quiet machine."
     )
     sections = [note, *(curve_section(points, name) for name in NETWORKS)]
     sections += [vgg_section(points), resnet50_section(points), images_section(points)]

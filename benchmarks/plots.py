@@ -57,7 +57,7 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
         title=f"{name}: 500 unlabelled images, nothing trained",
         xlim=(1.1, 3.3),
     )
-    _finish(figure, axes, file)
+    _finish(figure, axes, file, "lower left")
 
 
 def plot_images(points: Points, name: str, file: Path) -> None:
@@ -81,7 +81,7 @@ def plot_images(points: Points, name: str, file: Path) -> None:
         ylabel="test accuracy, %",
         title=f"{name}: half the channels inside the blocks, nothing trained",
     )
-    _finish(figure, axes, file)
+    _finish(figure, axes, file, "lower right")
 
 
 def _line(axes: Any, some: list[Mapping[str, Any]], colour: str, line: str, label: str) -> None:
@@ -99,10 +99,10 @@ def _line(axes: Any, some: list[Mapping[str, Any]], colour: str, line: str, labe
         )
 
 
-def _finish(figure: Any, axes: Any, file: Path) -> None:
+def _finish(figure: Any, axes: Any, file: Path, corner: str) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc=corner)
     figure.tight_layout()
     figure.savefig(file)
     plt.close(figure)

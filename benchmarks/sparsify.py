@@ -161,7 +161,8 @@ def main() -> None:
     points = ledger.points()
     note = (
         "Points were measured on one thread beside other processes, so their seconds tell orders "
-        "of magnitude only; the whole run on VGG-16 and collecting were measured on a quiet machine."
+        "of magnitude only; the whole run on VGG-16 and collecting were measured on a quiet "
+        "machine."
     )
     sections = [note, *(curve_section(points, name) for name in NETWORKS)]
     sections += [vgg_section(points), resnet50_section(points), images_section(points)]

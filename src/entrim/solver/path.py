@@ -13,7 +13,9 @@ from entrim.solver.answer import Settings, candidates, consumers_of, settle
 from entrim.solver.objective import Objective
 from entrim.solver.solution import JointSolution, Solution
 
-LADDER_FOOT = 1e-8
+LADDER_FEET = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+"""Where a ladder may start, relative to the variance of the outputs; the first that is dense enough
+will do, since each solve near the dense end costs a system of full size."""
 LADDER_STEP = 2.0
 
 
@@ -50,8 +52,7 @@ def solve_path(
     path = []
     w: Tensor | None = None
     for value in eps:
-        settings = Settings(eps_w=-value, eps_l2=value, tol=tol, max_solves=max_solves)
-        path.append(settle(moments, settings, w))
+        path.append(settle(moments, _even(value, tol, max_solves), w))
         w = path[-1].w
     return path
 
@@ -73,8 +74,9 @@ def solve_for(
 ) -> Solution | JointSolution:
     """Return a solution that keeps exactly `channels` channels.
 
-    Walks a path of doubling eps, relative to the variance of the outputs, to its last point with at
-    least that many, cuts it to the largest w and solves again with those held.
+    Starts at the largest power of ten of eps, relative to the variance of the outputs, that keeps
+    enough, doubles it up to the last point with at least that many, cuts that to the largest w and
+    solves again with those held.
 
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
@@ -83,8 +85,8 @@ def solve_for(
     [0, 1, 2]
     """
     group = consumers_of(moments)
-    eps = LADDER_FOOT * _variance(group)
-    available, _ = candidates(Objective.of(group, -eps, eps))
+    variance = _variance(group)
+    available, _ = candidates(Objective.of(group, -1.0, LADDER_FEET[-1] * variance))
     if not isinstance(channels, int) or not 1 <= channels <= len(available):
         raise BadSettingError(
             f"channels is {channels}: ask for 1 to {len(available)}, the number of live, distinct "
@@ -92,23 +94,26 @@ def solve_for(
         )
     w = torch.zeros(group[0].channels, dtype=torch.float64)
     w[available] = 1 / len(available)
-    last = Settings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
-    found = settle(moments, last, w)
+    for foot in LADDER_FEET:
+        eps = foot * variance
+        found = settle(moments, _even(eps, tol, max_solves), w)
+        if len(found.kept) >= channels:
+            break
     while len(found.kept) >= channels:
         w = found.w
         if len(found.kept) == channels:
             return found
-        last = Settings(
-            eps_w=last.eps_w * LADDER_STEP,
-            eps_l2=last.eps_l2 * LADDER_STEP,
-            tol=tol,
-            max_solves=max_solves,
-        )
-        found = settle(moments, last, w)
+        eps *= LADDER_STEP
+        found = settle(moments, _even(eps, tol, max_solves), w)
     largest = w.topk(channels).indices
     cut = torch.zeros_like(w)
     cut[largest] = w[largest]
-    return settle(moments, last, cut, pinned=True)
+    return settle(moments, _even(eps, tol, max_solves), cut, pinned=True)
+
+
+def _even(eps: float, tol: float, max_solves: int) -> Settings:
+    """Return the settings with one eps for both terms."""
+    return Settings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
 
 
 def _variance(group: Sequence[Moments]) -> float:

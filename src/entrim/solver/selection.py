@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from entrim.errors import BadSettingError, MissingExtraError
@@ -24,6 +24,8 @@ else:
 Weights = Tensor | Sequence[Tensor]
 MOST_SUBSETS = 20_000
 SWAPS = 16
+COMPACT = 0.2
+"""The share of places left by channels that are gone at which the matrices shrink."""
 
 
 def select(
@@ -103,7 +105,8 @@ class _Remainder:
     """One consumer on the channels that are left: P = G^-1 and B = P C.
 
     Without channel d the squared error rises by tr(B_d' P_dd^-1 B_d); the block inverse then loses
-    P_rd P_dd^-1 P_dr. Cost: O(block n (n + M)) a step, against O(n^3) to solve again.
+    P_rd P_dd^-1 P_dr. Cost: O(block n (n + M)) a step, in place, against O(n^3) to solve again. A
+    channel that is gone leaves its place as zeros, with the identity as its own block.
     """
 
     P: Float[Tensor, "n1 n1"]
@@ -123,12 +126,20 @@ class _Remainder:
         return (used * solved).sum((1, 2)) / self.B.shape[1]
 
     def drop(self, channel: int) -> None:
-        P, B = self.P, self.B
-        gone = columns_of(torch.tensor([channel]), self.block)[1:]
-        rest = torch.cat([torch.arange(int(gone[0])), torch.arange(int(gone[-1]) + 1, len(P))])
-        share = torch.linalg.solve(P[gone][:, gone], P[gone][:, rest])
-        self.B = B[rest] - share.T @ B[gone]
-        self.P = P[rest][:, rest] - P[rest][:, gone] @ share
+        gone = slice(1 + channel * self.block, 1 + (channel + 1) * self.block)
+        own = self.P[gone, gone].clone()
+        column = self.P[:, gone].clone()
+        share = torch.linalg.solve(own, column.T)
+        self.B -= share.T @ self.B[gone]
+        self.P.addmm_(column, share, alpha=-1)
+        self.B[gone], self.P[gone], self.P[:, gone] = 0, 0, 0
+        self.P[gone, gone] = torch.eye(self.block, dtype=own.dtype)
+
+    def compact(self, left: Int[Tensor, " k"]) -> None:
+        """Keep the places of the channels at these positions only."""
+        columns = columns_of(left, self.block)
+        self.P = self.P.index_select(0, columns).index_select(1, columns)
+        self.B = self.B[columns]
 
 
 def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:
@@ -136,21 +147,29 @@ def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:
 
     The last k are its choice of k channels, for every k at once.
     """
-    left = torch.arange(group[0].channels)
-    parts = [_Remainder.of(NormalEquations.of(m, left), m.block) for m in group]
+    names = torch.arange(group[0].channels)
+    parts = [_Remainder.of(NormalEquations.of(m, names), m.block) for m in group]
+    gone = torch.zeros(len(names), dtype=torch.bool)
     order = []
-    while len(left) > 1:
-        worst = _cheapest(parts)
-        order.append(int(left[worst]))
+    while int((~gone).sum()) > 1:
+        worst = _cheapest(parts, gone)
+        order.append(int(names[worst]))
+        gone[worst] = True
         for part in parts:
             part.drop(worst)
-        left = torch.cat([left[:worst], left[worst + 1 :]])
-    return torch.tensor([*order, int(left[0])])
+        if gone.float().mean() > COMPACT:
+            left = (~gone).nonzero()[:, 0]
+            for part in parts:
+                part.compact(left)
+            names, gone = names[left], gone[left]
+    return torch.tensor([*order, *names[~gone].tolist()])
 
 
-def _cheapest(parts: Sequence[_Remainder]) -> int:
+def _cheapest(parts: Sequence[_Remainder], gone: Bool[Tensor, " D"] | None = None) -> int:
     """Return the position of the channel whose loss costs least, the last one of equals."""
     rise = torch.stack([part.rises() for part in parts]).mean(0)
+    if gone is not None:
+        rise[gone] = math.inf
     return len(rise) - 1 - int(rise.flip(0).argmin())
 
 

@@ -41,6 +41,8 @@ class Sparsified:
     model: nn.Module
     plan: Plan
     record: Record
+    original: nn.Module
+    """The network that was handed over, untouched."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write network, plan and record into `folder`, in one step; `entrim.load` reads it."""
@@ -173,7 +175,7 @@ def _through(run: Run, example: Example) -> Sparsified:
         done = cut(run.model, plan, example, graph=graph)
     run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
     record = recorded(run, scene, asks, chosen, overlaps, done, example)
-    return Sparsified(model=done.model, plan=done.plan, record=record)
+    return Sparsified(model=done.model, plan=done.plan, record=record, original=run.model)
 
 
 def _check_images(run: Run, scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from entrim.budget import Budget
 from entrim.errors import EntrimError
 from entrim.files import load, save
 from entrim.graph import ChannelGraph
@@ -25,6 +26,7 @@ from entrim.solver import (
 
 __version__ = version("entrim")
 __all__ = [
+    "Budget",
     "ChannelGraph",
     "EntrimError",
     "JointSolution",

@@ -77,10 +77,10 @@ class Scene:
         ]
 
 
-def decide(
+def collect(
     run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
-) -> dict[str, Chosen]:
-    """Return the choice in every group that is asked for, and leave the moments on `grams`."""
+) -> list[Group]:
+    """Put the moments of all groups that are asked for on `grams`; return those that fit."""
     asked = [scene.graph.group(name) for name in asks if name not in scene.out_of_sight]
     concerned = [r for r in scene.readers.values() if any(g.name in r.site.feeds for g in asked)]
     small = [reader for reader in concerned if size_of(reader) <= run.settings.memory_limit]
@@ -99,18 +99,24 @@ def decide(
 
     with run.stage("collect"):
         capture(scene.task, small, grams, on_batch)
+    return [group for group in asked if group.name not in large and scene.reading(group)]
+
+
+def decide(
+    run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
+) -> dict[str, Chosen]:
+    """Return the choice in every group that is asked for, and leave the moments on `grams`."""
+    groups = collect(run, scene, asks, grams, quiet=quiet)
     chosen = {}
     with run.stage("choose"):
-        for done, group in enumerate(asked, 1):
+        for done, group in enumerate(groups, 1):
             reading = scene.reading(group)
-            if group.name in large or not reading:
-                continue
             weights = [part for r in reading for part in shares(r, group, scene.task.tensors)]
             found = choose(asks[group.name], scene.moments(group, grams), weights, run.generator)
             chosen[group.name] = found
             if not quiet:
                 kept = f"{len(found.kept)} of {group.channels}"
-                run.tell("choose", group.name, done, len(asked), kept)
+                run.tell("choose", group.name, done, len(groups), kept)
     return chosen
 
 
@@ -143,7 +149,11 @@ def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> N
         )
         return
     if not by_eps:
-        run.warn("nothing was cut: every group keeps the width asked for", NothingCutWarning)
+        why = "every group keeps the width asked for"
+        if run.settings.allocates:
+            why = "no cut is worth its damage: hand over a budget="
+            why = "the whole network keeps the budget" if run.settings.budget else why
+        run.warn(f"nothing was cut: {why}", NothingCutWarning)
         return
     for power in range(1, _TRIES + 1):
         for name, ask in by_eps.items():

@@ -64,6 +64,35 @@ class BadImagesError(EntrimError, ValueError):
     """The images cannot tell which channels matter."""
 
 
+class BudgetError(EntrimError, ValueError):
+    """No network that can be reached by cutting keeps the budget."""
+
+    @classmethod
+    def size(cls, kind: str, limit: int, least: int) -> "BudgetError":
+        """Return the error of a size that cannot be reached."""
+        return cls(
+            f"a budget of {limit:,} {kind} cannot be kept: with every group that can be cut at its "
+            f"least width the network still has {least:,}; allow at least that, or let more groups "
+            "be cut (layers=, skip=)"
+        )
+
+    @classmethod
+    def latency(cls, limit: float, least: float) -> "BudgetError":
+        """Return the error of a time that cannot be reached."""
+        return cls(
+            f"a latency of {1e3 * limit:.3g} ms cannot be kept: the narrowest network still takes "
+            f"{1e3 * least:.3g} ms here; allow more than that, or let more groups be cut"
+        )
+
+    @classmethod
+    def contradiction(cls, limit: float, found: float) -> "BudgetError":
+        """Return the error of an output error that the other limits do not allow."""
+        return cls(
+            f"max_error={limit:.3g} contradicts the rest of the budget, which leads to an error of "
+            f"{found:.3g}: allow that much, or a larger network"
+        )
+
+
 class CalibrationWarning(UserWarning):
     """The images may not be what the network expects, or too few."""
 

@@ -9,19 +9,18 @@ import torch
 from torch import nn
 
 from entrim import files
-from entrim.choose import Chosen
+from entrim.budget import Budget
+from entrim.budgeting import decide_within
 from entrim.deciding import Scene, decide, name_eps, stability
 from entrim.errors import BadImagesError, CalibrationWarning, TraceError
 from entrim.images import Images, read_images
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import cut, trace
-from entrim.network.capture import familiarity, gram_of
+from entrim.network.capture import familiarity
 from entrim.network.follow import Example
-from entrim.network.rebuild import Repair, rebuild
-from entrim.network.refitting import Fitted, masked_tensors, place_solution, refit_alone
 from entrim.network.shelf import Shelf
-from entrim.network.slices import part_of
 from entrim.plan import Plan
+from entrim.rebuilding import rebuilt
 from entrim.recording import recorded
 from entrim.records import Record, Step
 from entrim.run import Run
@@ -65,7 +64,8 @@ def sparsify(
     skip: Patterns = (),
     eps: Mapping[str, tuple[float, float]] | None = None,
     widths: Mapping[str, int | float] | None = None,
-    selector: str = "entropic",
+    budget: Budget | None = None,
+    selector: str | None = None,
     round_to: int = 1,
     ridge: float = RIDGE,
     positions: int | None = None,
@@ -88,6 +88,9 @@ def sparsify(
     - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction, instead of eps;
       groups that it does not name stay whole unless eps is given too.
       Channels that are zero on all images, or copies of others, are not kept to fill a width up.
+    - `budget=Budget(params=0.3)`: what may remain, instead of eps or widths. Every group is cut on
+      its own to see what that does to the outputs, and the widths are chosen so that the damage is
+      least; `record.tradeoff` holds the way there.
     - `selector`: how channels are chosen at given widths; see `select`. For comparisons.
     - `layers`, `skip`: look at these groups only; leave these alone.
     - `preset="paper"`: the method as published: every layer alone, no refit, only channels that one
@@ -136,6 +139,7 @@ def sparsify(
         skip=skip,
         eps=eps or {},
         widths=widths,
+        budget=budget,
         selector=selector,
         round_to=round_to,
         ridge=ridge,
@@ -160,21 +164,20 @@ def _through(run: Run, example: Example) -> Sparsified:
     run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
     asks = run.settings.asks(graph, scene.alone)
     with Shelf(run.settings.memory_limit) as grams:
-        chosen = decide(run, scene, asks, grams)
+        allocation = None
+        if run.settings.allocates:
+            allocation = decide_within(run, scene, asks, grams, example)
+            asks = allocation.asks
+        chosen = allocation.chosen if allocation else decide(run, scene, asks, grams)
         overlaps = stability(run, scene, asks, chosen)
-        kept = {
-            name: found.kept
-            for name, found in chosen.items()
-            if len(found.kept) < graph.group(name).channels
-        }
         with run.stage("rebuild"):
-            plan = _rebuilt(run, scene, chosen, kept, grams)
-        if not kept:
+            plan = rebuilt(run, scene, chosen, grams)
+        if not plan.kept:
             name_eps(run, scene, {name: asks[name] for name in chosen}, grams)
     with run.stage("cut"):
         done = cut(run.model, plan, example, graph=graph)
     run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
-    record = recorded(run, scene, asks, chosen, overlaps, done, example)
+    record = recorded(run, scene, asks, chosen, overlaps, allocation, done, example)
     return Sparsified(model=done.model, plan=done.plan, record=record, original=run.model)
 
 
@@ -194,51 +197,3 @@ def _check_images(run: Run, scene: Scene) -> None:
         "usual: normalise the images as in the network's training",
         CalibrationWarning,
     )
-
-
-def _rebuilt(
-    run: Run,
-    scene: Scene,
-    chosen: Mapping[str, Chosen],
-    kept: Mapping[str, tuple[int, ...]],
-    grams: Shelf,
-) -> Plan:
-    """Return the plan with new weights for all that changed."""
-    settings, graph, original = run.settings, scene.graph, scene.task.tensors
-    stays = graph.stays(kept)
-    tensors = masked_tensors(graph, stays, original)
-    if settings.refits:
-        for reader in scene.readers.values():
-            cut_here = reader.site.dim in stays.get(reader.site.weight, {})
-            if cut_here and (not settings.sequential or len(reader.places) > 1):
-                gram = gram_of(grams, reader.site.layer)
-                _tell(
-                    run, scene, refit_alone(reader, gram, stays, original, tensors, settings.ridge)
-                )
-    else:
-        for name in kept:
-            group, parts = graph.group(name), list(chosen[name].parts)
-            for reader in scene.reading(group) if parts else []:
-                mine = [parts.pop(0) for _ in range(reader.geometry.groups)]
-                place_solution(reader, group, mine, tensors)
-    reestimate = settings.batchnorm == "reestimate"
-    if kept and (settings.sequential or reestimate):
-        repair = Repair(ridge=settings.ridge, correct=settings.corrects, reestimate=reestimate)
-        walked = scene.readers if settings.sequential else {}
-        tensors = rebuild(
-            scene.task, walked, stays, tensors, repair, lambda fit: _tell(run, scene, fit)
-        )
-    changed = {name: new for name, new in tensors.items() if new is not original[name]}
-    return Plan(kept, {name: part_of(new, stays.get(name, {})) for name, new in changed.items()})
-
-
-def _tell(run: Run, scene: Scene, fitted: Fitted) -> None:
-    run.fitted.append(fitted)
-    detail = f"error {fitted.error:.1%} of the variance"
-    run.tell("rebuild", fitted.layer, len(run.fitted), len(scene.readers), detail)
-    if fitted.rows < fitted.columns:
-        run.warn(
-            f"{fitted.layer} is refitted on {fitted.rows} rows for {fitted.columns} columns: hand "
-            "over more images, or keep fewer channels",
-            CalibrationWarning,
-        )

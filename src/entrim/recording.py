@@ -7,12 +7,16 @@ from typing import Any
 
 from torch import nn
 
+from entrim.allocate import Stop
+from entrim.budgeting import Allocation
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
 from entrim.network import Cut, measure
 from entrim.network.follow import Example
-from entrim.records import GroupRecord, LayerRecord, Record, Size
+from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
 from entrim.run import Run
+
+_MOST = 99
 
 
 def recorded(
@@ -21,6 +25,7 @@ def recorded(
     asks: Mapping[str, Ask],
     chosen: Mapping[str, Chosen],
     overlaps: Mapping[str, float],
+    allocation: Allocation | None,
     done: Cut,
     example: Example,
 ) -> Record:
@@ -39,6 +44,7 @@ def recorded(
             for f in run.fitted
         ),
         frozen=tuple((f.layer, f.channels, f.reason) for f in scene.graph.frozen),
+        tradeoff=() if allocation is None else _tradeoff(allocation),
         before=_size(run.model, example),
         after=_size(done.model, example),
         proof={
@@ -84,6 +90,32 @@ def _group_record(
     )
 
 
+def _tradeoff(allocation: Allocation) -> tuple[TradeOff, ...]:
+    """Return at most a hundred points of the way down, and the one that was taken."""
+    way = list(allocation.way)
+    some = [*way[:: -(-len(way) // _MOST)], way[-1]]
+    points = {tuple(stop.widths.items()): stop for stop in (*some, allocation.at)}
+    falling = sorted(points.values(), key=lambda stop: (stop.damage, -stop.costs["params"]))
+    return tuple(_point(stop, stop is allocation.at) for stop in falling)
+
+
+def _point(stop: Stop, taken: bool) -> TradeOff:
+    return TradeOff(
+        params=round(stop.costs["params"]),
+        macs=round(stop.costs["macs"]),
+        bytes=round(stop.costs["bytes"]),
+        damage=stop.damage,
+        taken=taken,
+    )
+
+
 def _size(model: nn.Module, example: Example) -> Size:
-    cost = measure(model, example, repeats=2)
-    return Size(params=cost.params, macs=cost.macs, bytes=cost.bytes)
+    cost = measure(model, example)
+    latency = cost.latency
+    return Size(
+        params=cost.params,
+        macs=cost.macs,
+        bytes=cost.bytes,
+        latency=latency.median,
+        spread=latency.spread,
+    )

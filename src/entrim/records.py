@@ -48,11 +48,28 @@ class LayerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a network costs, without the time."""
+    """What a network costs."""
 
     params: int
     macs: int
     bytes: int
+    latency: float
+    """Seconds of one pass over the example, the median of measured runs."""
+    spread: float
+    """The interquartile range of those seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeOff:
+    """What the network would cost with other widths, and the damage foreseen there."""
+
+    params: int
+    macs: int
+    bytes: int
+    damage: float
+    """The sum over groups of the divergence of the outputs with that group alone cut."""
+    taken: bool
+    """Whether these widths were chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +84,8 @@ class Record:
     layers: tuple[LayerRecord, ...]
     frozen: tuple[tuple[str, int, str], ...]
     """Layer, channels, reason."""
+    tradeoff: tuple[TradeOff, ...]
+    """From the whole network down to the narrowest; empty where eps or widths decided."""
     before: Size
     after: Size
     proof: Mapping[str, float]
@@ -99,7 +118,7 @@ class Step:
     """One step of a run, for whoever shows progress."""
 
     stage: str
-    """trace, collect, choose, rebuild or cut."""
+    """trace, collect, choose, sense, allocate, rebuild or cut."""
     name: str
     """What was finished: a batch, a group, a layer."""
     done: int

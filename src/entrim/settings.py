@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from entrim.budget import Budget
 from entrim.choose import COUPLINGS, SELECTORS, Ask
 from entrim.errors import BadSettingError
 from entrim.graph import ChannelGraph, Group
@@ -35,7 +36,8 @@ class Settings:
     skip: Patterns = ()
     eps: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     widths: Mapping[str, int | float] | None = None
-    selector: str = "entropic"
+    budget: Budget | None = None
+    selector: str | None = None
     round_to: int = 1
     ridge: float = RIDGE
     positions: int | None = None
@@ -47,7 +49,7 @@ class Settings:
         _one_of("mode", self.mode, (None, "sequential", "independent"))
         _one_of("coupling", self.coupling, COUPLINGS)
         _one_of("batchnorm", self.batchnorm, ("keep", "reestimate"))
-        _one_of("selector", self.selector, SELECTORS)
+        _one_of("selector", self.selector, (None, *SELECTORS))
         for name in ("round_to", "positions", "memory_limit"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -56,9 +58,10 @@ class Settings:
             raise BadSettingError(f"resamples is {self.resamples!r}: hand over 0 or more")
         if not 0 <= self.ridge < math.inf:
             raise BadSettingError(f"ridge is {self.ridge}: it must be 0 or positive")
-        if self.selector != "entropic" and not self.widths:
+        if self.selector not in (None, "entropic") and not self.widths and not self.allocates:
             raise BadSettingError(
-                f'selector="{self.selector}" chooses at given widths: pass widths={{"*": 0.5}}'
+                f'selector="{self.selector}" chooses at given widths: pass widths={{"*": 0.5}} or '
+                "a budget="
             )
         for name in ("eps", "widths"):
             if not isinstance(getattr(self, name) or {}, Mapping):
@@ -70,11 +73,29 @@ class Settings:
                 raise BadSettingError(f"eps of {pattern!r} is {pair!r}: hand over (eps_w, eps_l2)")
             _check_eps(*pair)
         _check_eps(*self.global_eps)
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise BadSettingError(
+                f"budget is {self.budget!r}: hand over entrim.Budget(params=0.3) or the like"
+            )
+        if self.budget is not None and (self._given or not self.refits):
+            what = f"{self._given[0]}=" if self._given else "refit=False and the paper's preset"
+            raise BadSettingError(f"a budget decides on the widths itself: leave {what} out")
         if self.sequential and not self.refits:
             raise BadSettingError(
                 'mode="sequential" is a refit in order: leave refit=True, or pass '
                 'mode="independent"'
             )
+
+    @property
+    def _given(self) -> list[str]:
+        """The options that decide on widths, as far as they are given."""
+        names = ("eps_w", "eps_l2", "eps", "widths")
+        return [name for name in names if getattr(self, name) not in (None, {})]
+
+    @property
+    def allocates(self) -> bool:
+        """Whether the widths follow from what cuts do to the outputs."""
+        return self.budget is not None or (not self._given and self.refits)
 
     @property
     def global_eps(self) -> tuple[float, float]:
@@ -144,7 +165,7 @@ class Settings:
             width=None if width is None else _width(width, group),
             eps_w=eps_w,
             eps_l2=eps_l2,
-            selector=self.selector,  # pyright: ignore[reportArgumentType]
+            selector=self.selector or ("greedy" if self.allocates else "entropic"),  # pyright: ignore[reportArgumentType]
             coupling=self.coupling,
             round_to=self.round_to,
             raw=not self.refits,

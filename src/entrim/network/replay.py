@@ -112,7 +112,7 @@ class Stream:
     def run(self, place: int) -> None:
         """Run the operation at `place` on every batch and keep what comes out."""
         if self.base is not None:
-            if not self.differs(place):
+            if place not in self.drifted and not self.differs(place):
                 return
             self.drifted.add(place)
         for batch in range(len(self.batches)):

@@ -3,7 +3,7 @@
 from entrim.solver.answer import live_channels, solve
 from entrim.solver.least_squares import Refit, refit
 from entrim.solver.path import solve_for, solve_path
-from entrim.solver.selection import Selector, select
+from entrim.solver.selection import Selector, order_of_loss, select
 from entrim.solver.solution import JointSolution, Outcome, Solution, Status
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Solution",
     "Status",
     "live_channels",
+    "order_of_loss",
     "refit",
     "select",
     "solve",

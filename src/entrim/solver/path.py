@@ -13,9 +13,9 @@ from entrim.solver.answer import Settings, candidates, consumers_of, settle
 from entrim.solver.objective import Objective
 from entrim.solver.solution import JointSolution, Solution
 
-LADDER_FEET = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-"""Where a ladder may start, relative to the variance of the outputs; the first that is dense enough
-will do, since each solve near the dense end costs a system of full size."""
+LADDER_TOP, LADDER_FOOT = 1e-2, 1e-8
+"""Between these, relative to the variance of the outputs, a ladder starts: as high as it is dense
+enough, since each solve near the dense end costs a system of full size."""
 LADDER_STEP = 2.0
 
 
@@ -86,7 +86,7 @@ def solve_for(
     """
     group = consumers_of(moments)
     variance = _variance(group)
-    available, _ = candidates(Objective.of(group, -1.0, LADDER_FEET[-1] * variance))
+    available, _ = candidates(Objective.of(group, -1.0, LADDER_FOOT * variance))
     if not isinstance(channels, int) or not 1 <= channels <= len(available):
         raise BadSettingError(
             f"channels is {channels}: ask for 1 to {len(available)}, the number of live, distinct "
@@ -94,11 +94,11 @@ def solve_for(
         )
     w = torch.zeros(group[0].channels, dtype=torch.float64)
     w[available] = 1 / len(available)
-    for foot in LADDER_FEET:
-        eps = foot * variance
+    eps = LADDER_TOP * variance
+    found = settle(moments, _even(eps, tol, max_solves), w)
+    while len(found.kept) < channels and eps > LADDER_FOOT * variance:
+        eps /= 10
         found = settle(moments, _even(eps, tol, max_solves), w)
-        if len(found.kept) >= channels:
-            break
     while len(found.kept) >= channels:
         w = found.w
         if len(found.kept) == channels:

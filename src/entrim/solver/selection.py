@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +24,8 @@ else:
 Weights = Tensor | Sequence[Tensor]
 MOST_SUBSETS = 20_000
 SWAPS = 16
+WAITING = 16
+"""Steps of elimination that a large matrix may wait for."""
 COMPACT = 0.2
 """The share of places left by channels that are gone at which the matrices shrink."""
 
@@ -102,44 +104,66 @@ def mean_error(group: Sequence[Moments], kept: Int[Tensor, " k"] | Sequence[int]
 
 @dataclass(slots=True)
 class _Remainder:
-    """One consumer on the channels that are left: P = G^-1 and B = P C.
+    """One consumer on the channels that are left: G^-1 and B = G^-1 C.
 
-    Without channel d the squared error rises by tr(B_d' P_dd^-1 B_d); the block inverse then loses
-    P_rd P_dd^-1 P_dr. Cost: O(block n (n + M)) a step, in place, against O(n^3) to solve again. A
-    channel that is gone leaves its place as zeros, with the identity as its own block.
+    With P = G^-1, the squared error rises by tr(B_d' P_dd^-1 B_d) without channel d, and P then
+    loses P_rd P_dd^-1 P_dr: O(block n (n + M)) a step, against O(n^3) to solve again. Only B and
+    the blocks on the diagonal are kept up to date; P waits for several steps at once, since it is
+    large and each step would touch all of it. A channel that is gone leaves its place as zeros.
     """
 
     P: Float[Tensor, "n1 n1"]
+    """As it was before the steps that wait."""
     B: Float[Tensor, "n1 M"]
-    block: int
+    own: Float[Tensor, "D block block"]
+    left: list[Float[Tensor, "n1 block"]] = field(default_factory=list)
+    """The steps that wait: each takes `left` times `right` off P."""
+    right: list[Float[Tensor, "block n1"]] = field(default_factory=list)
 
     @classmethod
     def of(cls, equations: NormalEquations, block: int) -> "_Remainder":
         factor = equations.factor()
         P = torch.cholesky_inverse(factor)
-        return cls(P, torch.cholesky_solve(equations.cross, factor), block)
+        B = torch.cholesky_solve(equations.cross, factor)
+        return cls(P, B, own_blocks(P[1:, 1:], block).clone())
+
+    @property
+    def block(self) -> int:
+        return self.own.shape[1]
 
     def rises(self) -> Float[Tensor, " D"]:
         """Return what the loss of each channel costs, for one output."""
         used = self.B[1:].unflatten(0, (-1, self.block))
-        solved = torch.linalg.solve(own_blocks(self.P[1:, 1:], self.block), used)
-        return (used * solved).sum((1, 2)) / self.B.shape[1]
+        solved = torch.linalg.solve(self.own, used @ used.mT)
+        return solved.diagonal(dim1=1, dim2=2).sum(1) / self.B.shape[1]
 
     def drop(self, channel: int) -> None:
         gone = slice(1 + channel * self.block, 1 + (channel + 1) * self.block)
-        own = self.P[gone, gone].clone()
         column = self.P[:, gone].clone()
-        share = torch.linalg.solve(own, column.T)
+        if self.left:
+            column -= torch.cat(self.left, 1) @ torch.cat([part[:, gone] for part in self.right])
+        share = torch.linalg.solve(self.own[channel], column.T)
         self.B -= share.T @ self.B[gone]
-        self.P.addmm_(column, share, alpha=-1)
-        self.B[gone], self.P[gone], self.P[:, gone] = 0, 0, 0
-        self.P[gone, gone] = torch.eye(self.block, dtype=own.dtype)
+        self.B[gone] = 0
+        shape = (-1, self.block)
+        self.own -= column[1:].unflatten(0, shape) @ share.T[1:].unflatten(0, shape).mT
+        self.own[channel] = torch.eye(self.block, dtype=share.dtype)
+        self.left.append(column)
+        self.right.append(share)
+        if len(self.left) == WAITING:
+            self._settle()
 
     def compact(self, left: Int[Tensor, " k"]) -> None:
         """Keep the places of the channels at these positions only."""
+        self._settle()
         columns = columns_of(left, self.block)
         self.P = self.P.index_select(0, columns).index_select(1, columns)
-        self.B = self.B[columns]
+        self.B, self.own = self.B[columns], self.own[left]
+
+    def _settle(self) -> None:
+        if self.left:
+            self.P.addmm_(torch.cat(self.left, 1), torch.cat(self.right), alpha=-1)
+        self.left, self.right = [], []
 
 
 def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:

@@ -1,0 +1,156 @@
+"""Widths from a budget: nested choices for every group, what each does to the outputs, one walk."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from entrim.allocate import Damage, Market, Stop
+from entrim.choose import Ask, Chosen, choose
+from entrim.deciding import Scene, collect
+from entrim.errors import RolledBackWarning
+from entrim.graph import Group
+from entrim.network import cut, measure
+from entrim.network.capture import shares
+from entrim.network.cost import Costs
+from entrim.network.follow import Example
+from entrim.network.sensing import Sensor
+from entrim.network.shelf import Shelf
+from entrim.picking import Trials, pick
+from entrim.plan import Plan
+from entrim.rebuilding import rebuilt_tensors
+from entrim.run import Run
+from entrim.solver import order_of_loss
+
+FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""The widths at which the damage of a group is measured."""
+SENSED = 256
+"""The number of images that tell the damage."""
+REPEATS = 15
+"""Runs whose median is the latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Nested choices of one group: the last k of `order` are those for width k."""
+
+    group: Group
+    order: tuple[int, ...]
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths to look at, rising, the full one last."""
+        full = self.group.channels
+        return sorted({max(1, round(f * full)) for f in FRACTIONS} | {full})
+
+    def kept(self, width: int) -> tuple[int, ...]:
+        """Return the channels that stay at `width`."""
+        return tuple(sorted(self.order[len(self.order) - width :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The widths that were picked, and the way on which they lie."""
+
+    chosen: Mapping[str, Chosen]
+    asks: Mapping[str, Ask]
+    """What would lead to the same widths again."""
+    at: Stop
+    way: Sequence[Stop]
+    """From the whole network to the narrowest."""
+
+
+def decide_within(
+    run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, example: Example
+) -> Allocation:
+    """Return the choice in every group that keeps the budget; without one, that of the knee."""
+    ladders = climb(run, scene, asks, grams, example)
+    sensor, market = sense(run, scene, ladders, grams, example)
+    with run.stage("allocate"):
+        trials = _Tried(run, scene, asks, ladders, grams, sensor, example)
+        way, at, why = pick(market, run.settings.budget, trials, sensor.silence())
+        chosen = trials.chosen(at, why)
+    run.tell("allocate", type(run.model).__name__, 1, 1, why)
+    settled = {name: replace(asks[name], width=at.widths[name]) for name in chosen}
+    return Allocation(chosen, settled, at, way)
+
+
+def climb(
+    run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, example: Example
+) -> dict[str, Ladder]:
+    """Return the ladders of all groups that can be cut, and leave the moments on `grams`."""
+    groups = collect(run, scene, asks, grams)
+    ladders = {}
+    with run.stage("choose"):
+        for done, group in enumerate(groups, 1):
+            order = order_of_loss(scene.moments(group, grams))
+            ladders[group.name] = Ladder(group, tuple(order.tolist()))
+            run.tell("choose", group.name, done, len(groups), "the order of its channels")
+        narrow = {name: ladder.kept(1) for name, ladder in ladders.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RolledBackWarning)
+            possible = cut(run.model, Plan(narrow), example, graph=scene.graph).plan.kept
+    return {name: ladder for name, ladder in ladders.items() if name in possible}
+
+
+def sense(
+    run: Run, scene: Scene, ladders: Mapping[str, Ladder], grams: Shelf, example: Example
+) -> tuple[Sensor, Market]:
+    """Return what each width of each group does to the outputs, and what it costs."""
+    batches = max(1, round(len(scene.task.batches) * SENSED / run.images.count))
+    some = replace(
+        scene.task, programs=scene.task.programs[:batches], batches=scene.task.batches[:batches]
+    )
+    concerned = [r for r in scene.readers.values() if any(n in r.site.feeds for n in ladders)]
+    trials = {name: [ladder.kept(w) for w in ladder.widths] for name, ladder in ladders.items()}
+    damages: dict[str, Damage] = {}
+    with run.stage("sense"):
+        sensor = Sensor(some, scene.graph, concerned, grams, run.settings.ridge)
+        for name, found in sensor.look(trials, held={}):
+            moved = [one.divergence for one in found]
+            damages[name] = Damage.of(dict(zip(ladders[name].widths, moved, strict=True)))
+            run.tell("sense", name, len(damages), len(ladders), f"divergence up to {moved[0]:.2g}")
+        macs = measure(run.model, example, repeats=2).macs
+        market = Market(
+            costs=Costs.of(run.model, scene.graph, scene.task.programs[0], macs),
+            damages=damages,
+            whole={group.name: group.channels for group in scene.graph.groups},
+            round_to=run.settings.round_to,
+        )
+    return sensor, market
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried(Trials):
+    """Stops tried out on the network itself."""
+
+    run: Run
+    scene: Scene
+    asks: Mapping[str, Ask]
+    ladders: Mapping[str, Ladder]
+    grams: Shelf
+    sensor: Sensor
+    example: Example
+
+    def chosen(self, stop: Stop, why: str) -> dict[str, Chosen]:
+        """Return the choice in every group at the widths of `stop`."""
+        return {name: self._choice(name, stop.widths[name], why) for name in self.ladders}
+
+    def seconds(self, stop: Stop) -> float:
+        kept = {name: ladder.kept(stop.widths[name]) for name, ladder in self.ladders.items()}
+        small = cut(self.run.model, Plan(kept), self.example, graph=self.scene.graph).model
+        return measure(small, self.example, repeats=REPEATS).latency.median
+
+    def error(self, stop: Stop) -> float:
+        tensors = rebuilt_tensors(self.run, self.scene, self.chosen(stop, ""), self.grams)
+        return self.sensor.moved(tensors).error
+
+    def _choice(self, name: str, width: int, why: str) -> Chosen:
+        ladder, ask = self.ladders[name], self.asks[name]
+        how = f"{ask.selector}, {why}"
+        if ask.selector == "greedy" or width == ladder.group.channels:
+            return Chosen(kept=ladder.kept(width), how=how)
+        reading = self.scene.reading(ladder.group)
+        weights = [w for r in reading for w in shares(r, ladder.group, self.scene.task.tensors)]
+        moments = self.scene.moments(ladder.group, self.grams)
+        found = choose(replace(ask, width=width), moments, weights, self.run.generator)
+        return replace(found, how=how)

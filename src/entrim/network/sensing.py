@@ -1,0 +1,166 @@
+"""What a cut does to the outputs of the network, group by group, without labels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from entrim.graph import ChannelGraph, Group
+from entrim.network.capture import Pass, gram_of
+from entrim.network.reading import Reader, Stays
+from entrim.network.refitting import masked_tensors, refit_alone, touched
+from entrim.network.replay import Stream
+from entrim.network.shelf import Shelf
+from entrim.network.slices import zero_gone
+
+Kept = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far outputs are from those wanted: 0 for equal."""
+
+    divergence: float
+    """For the logits of a classifier the mean divergence (Kullback-Leibler) of its class
+    probabilities, for anything else the error."""
+    error: float
+    """Squared error relative to the variance."""
+
+
+@dataclass(slots=True)
+class Sensor:
+    """The network on some images; a cut runs again from the first layer that feels it on."""
+
+    task: Pass
+    graph: ChannelGraph
+    readers: Sequence[Reader]
+    grams: Shelf
+    ridge: float
+    wanted: list[Tensor] = field(init=False)
+    """The outputs of the original."""
+
+    def __post_init__(self) -> None:
+        self.wanted = self._outputs(dict(self.task.tensors))
+
+    def look(
+        self, trials: Mapping[str, Sequence[Sequence[int]]], held: Kept
+    ) -> Iterator[tuple[str, list[Moved]]]:
+        """Yield every group of `trials` with what each of its kept sets does to the outputs.
+
+        The other groups are `held` at their channels meanwhile. What reads a cut group is refitted
+        on the original activations. One walk through the network holds what the layers ahead still
+        read, nothing else.
+        """
+        start = self._held(held)
+        groups = self._by_place(trials)
+        with torch.no_grad(), Shelf(self.task.memory_limit) as shelf:
+            stream = Stream(self.task.programs, self.task.batches, start, shelf, "held")
+            for place in range(len(stream.program.nodes)):
+                for group in groups.get(place, ()):
+                    yield (
+                        group.name,
+                        [self._moved(stream, place, group, k, held) for k in trials[group.name]],
+                    )
+                stream.run(place)
+                stream.forget(place)
+
+    def moved(self, tensors: Mapping[str, Tensor]) -> Moved:
+        """Return how far the outputs are with these tensors in place of the original ones."""
+        return moved(self._outputs(dict(tensors)), self.wanted)
+
+    def silence(self) -> float:
+        """Return the divergence of outputs that do not depend on the image any more."""
+        mean = [t.double().mean(0, keepdim=True).expand_as(t) for t in self.wanted]
+        if _logits(self.wanted):
+            mean = [t.double().softmax(1).mean(0).log().expand_as(t) for t in self.wanted]
+        return moved(mean, self.wanted).divergence
+
+    def _by_place(self, trials: Mapping[str, object]) -> dict[int, list[Group]]:
+        """Return the groups by the place where they are first read."""
+        found: dict[int, list[Group]] = {}
+        for name in trials:
+            places = [p for r in self.readers if name in r.site.feeds for p in r.places]
+            found.setdefault(min(places), []).append(self.graph.group(name))
+        return found
+
+    def _held(self, held: Kept) -> dict[str, Tensor]:
+        stays = self.graph.stays(held)
+        tensors = masked_tensors(self.graph, stays, self.task.tensors)
+        for reader in self.readers:
+            self._refit(reader, stays, tensors)
+        return tensors
+
+    def _moved(
+        self, held: Stream, place: int, group: Group, kept: Sequence[int], others: Kept
+    ) -> Moved:
+        stays = self.graph.stays({**others, group.name: kept})
+        tensors = dict(held.tensors)
+        for reader in self.readers:
+            if group.name in reader.site.feeds:
+                self._refit(reader, stays, tensors)
+        last = len(held.program.nodes)
+        new = Stream(
+            held.programs,
+            held.batches,
+            tensors,
+            held.shelf,
+            "new",
+            base=held,
+            drifted=set(range(place, last)),
+        )
+        for later in range(place, last - 1):
+            new.run(later)
+            new.forget(later)
+        found = moved(_outputs(new), self.wanted)
+        new.forget(last - 1)
+        return found
+
+    def _refit(self, reader: Reader, stays: Stays, tensors: dict[str, Tensor]) -> None:
+        """Refit `reader` from its original weights, in place in `tensors`."""
+        original, weight = self.task.tensors, reader.site.weight
+        dims = stays.get(weight, {})
+        for name in touched(reader):
+            tensors[name] = original[name]
+        if reader.site.dim in dims:
+            tensors[weight] = original[weight].clone()
+            zero_gone(tensors[weight], reader.site.dim, dims)
+            gram = gram_of(self.grams, reader.site.layer)
+            refit_alone(reader, gram, stays, original, tensors, self.ridge)
+
+    def _outputs(self, tensors: dict[str, Tensor]) -> list[Tensor]:
+        with torch.no_grad(), Shelf(self.task.memory_limit) as shelf:
+            parts = []
+            for program, batch in zip(self.task.programs, self.task.batches, strict=True):
+                stream = Stream([program], [batch], tensors, shelf)
+                for place in range(len(program.nodes) - 1):
+                    stream.run(place)
+                    stream.forget(place)
+                parts.append(stream.outputs(0))
+                stream.forget(len(program.nodes) - 1)
+        return [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+
+
+def moved(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Moved:
+    """Return how far `found` is from `wanted`."""
+    apart = spread = 0.0
+    for a, b in zip(found, wanted, strict=True):
+        apart += float((a.double() - b.double()).square().sum())
+        spread += float((b.double() - b.double().mean(0)).square().sum())
+    error = apart / spread if spread > 0 else apart
+    if not _logits(wanted):
+        return Moved(error, error)
+    logs = [functional.log_softmax(t.double(), 1) for t in (found[0], wanted[0])]
+    return Moved(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
+
+
+def _logits(outputs: Sequence[Tensor]) -> bool:
+    """Whether the outputs are one matrix of several columns: the logits of a classifier."""
+    return len(outputs) == 1 and outputs[0].dim() == 2 and outputs[0].shape[1] > 1
+
+
+def _outputs(stream: Stream) -> list[Tensor]:
+    """Return the outputs of all batches together."""
+    parts = [stream.outputs(batch) for batch in range(len(stream.batches))]
+    return [torch.cat(leaves) for leaves in zip(*parts, strict=True)]

@@ -47,7 +47,7 @@ def measure_time(ledger: Ledger) -> None:
         begin = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = entrim.sparsify(subject.model, subject.images)
+            result = entrim.sparsify(subject.model, subject.images, -EPS[-1], EPS[-1])
         seconds = time.perf_counter() - begin
         epoch = _epoch_seconds()
         return {

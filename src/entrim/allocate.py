@@ -7,7 +7,7 @@ is the best allocation for every budget on the way.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -25,10 +25,10 @@ class Damage:
 
     widths: tuple[int, ...]
     """Rising, the full width last."""
-    values: tuple[float, ...]
+    values: tuple[int | float, ...]
 
     @classmethod
-    def of(cls, measured: Mapping[int, float]) -> "Damage":
+    def of(cls, measured: Mapping[int, int | float]) -> "Damage":
         """Return the largest convex function below the measured points."""
         hull: list[tuple[int, float]] = []
         for point in sorted(measured.items()):
@@ -52,8 +52,8 @@ class Stop:
     """One point on the way down."""
 
     widths: Mapping[str, int]
-    costs: Mapping[str, float]
-    damage: float
+    costs: Mapping[str, int | float]
+    damage: int | float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,8 @@ class Market:
     """Groups without one stay whole."""
     whole: Mapping[str, int]
     """The full width of every group."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """The least width of groups that need more than one channel."""
     round_to: int = 1
 
     @cached_property
@@ -74,7 +76,10 @@ class Market:
 
     def floor(self, name: str) -> int:
         """Return the least width of a group."""
-        return min(self.round_to, self.whole[name]) if name in self.damages else self.whole[name]
+        if name not in self.damages:
+            return self.whole[name]
+        least = -(-self.least.get(name, 1) // self.round_to) * self.round_to
+        return min(least, self.whole[name])
 
     def narrower(self, name: str, width: int) -> int:
         """Return the next width on the way down."""
@@ -119,7 +124,7 @@ class Market:
         return self._stop(widths)
 
     def _stop(self, widths: dict[str, int]) -> Stop:
-        damage = sum(part.at(widths[name]) for name, part in self.damages.items())
+        damage = sum((part.at(widths[name]) for name, part in self.damages.items()), 0.0)
         return Stop(widths, self.costs.at(widths), damage)
 
     def _harm(self, name: str, wide: int, narrow: int) -> float:
@@ -142,7 +147,7 @@ class Market:
         return self._harm(name, widths[name], narrow) / saved if saved > 0 else math.inf
 
 
-def over(costs: Mapping[str, float], limits: Mapping[str, int]) -> list[str]:
+def over(costs: Mapping[str, int | float], limits: Mapping[str, int]) -> list[str]:
     """Return the kinds of cost that are above their limit."""
     return [kind for kind, limit in limits.items() if round(costs[kind]) > limit]
 

@@ -35,12 +35,25 @@ class Ladder:
 
     group: Group
     order: tuple[int, ...]
+    least: int = 1
+    """Fewer channels would leave nothing of some tensor."""
+
+    @classmethod
+    def of(cls, group: Group, order: Sequence[int]) -> "Ladder":
+        """Return the ladder that gives channels up in `order`, but for one of each slice.
+
+        A tensor may hold a part of the group only, as behind a slice or a chunk.
+        """
+        held = [{u for u, at in enumerate(m.positions) if at} for m in group.members]
+        last = {max(units, key=order.index) for units in held if units}
+        others = [unit for unit in order if unit not in last]
+        return cls(group, (*others, *sorted(last, key=order.index)), len(last))
 
     @property
     def widths(self) -> list[int]:
         """The widths to look at, rising, the full one last."""
         full = self.group.channels
-        return sorted({max(1, round(f * full)) for f in FRACTIONS} | {full})
+        return sorted({max(self.least, round(f * full)) for f in FRACTIONS} | {full})
 
     def kept(self, width: int) -> tuple[int, ...]:
         """Return the channels that stay at `width`."""
@@ -83,9 +96,9 @@ def climb(
     with run.stage("choose"):
         for done, group in enumerate(groups, 1):
             order = order_of_loss(scene.moments(group, grams))
-            ladders[group.name] = Ladder(group, tuple(order.tolist()))
+            ladders[group.name] = Ladder.of(group, order.tolist())
             run.tell("choose", group.name, done, len(groups), "the order of its channels")
-        narrow = {name: ladder.kept(1) for name, ladder in ladders.items()}
+        narrow = {name: ladder.kept(ladder.least) for name, ladder in ladders.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RolledBackWarning)
             possible = cut(run.model, Plan(narrow), example, graph=scene.graph).plan.kept
@@ -114,6 +127,7 @@ def sense(
             costs=Costs.of(run.model, scene.graph, scene.task.programs[0], macs),
             damages=damages,
             whole={group.name: group.channels for group in scene.graph.groups},
+            least={name: ladder.least for name, ladder in ladders.items()},
             round_to=run.settings.round_to,
         )
     return sensor, market

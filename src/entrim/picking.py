@@ -1,7 +1,7 @@
 """Which stop on the way down to take: where sizes, time and error allow it, or at the knee."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from entrim.allocate import Market, Stop, over
 from entrim.budget import SIZES, Budget
@@ -13,6 +13,7 @@ KNEE = 10.0
 """At the knee a percent less of the network costs a tenth of a percent of what its outputs tell."""
 
 
+@runtime_checkable
 class Trials(Protocol):
     """What can be found out about a stop by trying it."""
 

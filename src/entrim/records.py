@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1
@@ -48,14 +48,14 @@ class LayerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a network costs."""
+    """What a network costs. Two are equal if the sizes are, whatever the time."""
 
     params: int
     macs: int
     bytes: int
-    latency: float
+    latency: float = field(compare=False)
     """Seconds of one pass over the example, the median of measured runs."""
-    spread: float
+    spread: float = field(compare=False)
     """The interquartile range of those seconds."""
 
 

@@ -50,7 +50,10 @@ def test_images_that_cannot_work_are_refused(given: Any, sentence: str) -> None:
         ({"coupling": "sum"}, "coupling is 'sum': choose one of 'joint', 'max'"),
         ({"batchnorm": "drop"}, "batchnorm is 'drop'"),
         ({"selector": "best", "widths": {"*": 0.5}}, "selector is 'best'"),
-        ({"selector": "greedy"}, 'selector="greedy" chooses at given widths: pass widths='),
+        (
+            {"selector": "greedy", "eps_w": -1e-4},
+            'selector="greedy" chooses at given widths: pass widths=',
+        ),
         ({"round_to": 0}, "round_to is 0: hand over a whole number from 1"),
         ({"positions": 0}, "positions is 0"),
         ({"resamples": -1}, "resamples is -1"),

@@ -19,10 +19,10 @@ Widths = Mapping[str, int]
 class Length:
     """One dimension of a tensor: what stays anyway, and so much for each unit of a group."""
 
-    fixed: float
-    units: Mapping[str, float] = field(default_factory=dict)
+    fixed: int | float
+    units: Mapping[str, int | float] = field(default_factory=dict)
 
-    def at(self, widths: Widths) -> float:
+    def at(self, widths: Widths) -> int | float:
         """Return the size of the dimension."""
         return self.fixed + sum(each * widths[name] for name, each in self.units.items())
 
@@ -31,7 +31,7 @@ class Length:
 class Term:
     """The elements of one tensor, times what each of them costs."""
 
-    each: Mapping[str, float]
+    each: Mapping[str, int | float]
     """By kind of cost."""
     lengths: tuple[Length, ...]
 
@@ -40,7 +40,7 @@ class Term:
         """The groups that it depends on."""
         return {name for length in self.lengths for name in length.units}
 
-    def elements(self, widths: Widths) -> float:
+    def elements(self, widths: Widths) -> int | float:
         """Return the number of elements."""
         return math.prod(length.at(widths) for length in self.lengths)
 
@@ -53,7 +53,7 @@ class Costs:
     """
 
     terms: tuple[Term, ...]
-    rest: Mapping[str, float]
+    rest: Mapping[str, int | float]
     """What no width changes."""
 
     @classmethod
@@ -83,18 +83,18 @@ class Costs:
                 found.setdefault(name, []).append(term)
         return found
 
-    def at(self, widths: Widths) -> dict[str, float]:
+    def at(self, widths: Widths) -> dict[str, int | float]:
         """Return all costs at `widths`, which names every group."""
         total = _sum(self.terms, widths)
         return {kind: value + self.rest.get(kind, 0.0) for kind, value in total.items()}
 
-    def of_group(self, name: str, widths: Widths) -> dict[str, float]:
+    def of_group(self, name: str, widths: Widths) -> dict[str, int | float]:
         """Return the costs of the tensors that depend on one group."""
         return _sum(self.terms_of.get(name, []), widths)
 
 
-def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, float]:
-    total = dict.fromkeys(SIZES, 0.0)
+def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, int | float]:
+    total: dict[str, int | float] = dict.fromkeys(SIZES, 0)
     for term in terms:
         elements = term.elements(widths)
         for kind, price in term.each.items():
@@ -104,7 +104,7 @@ def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, float]:
 
 def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[Length, ...]:
     """Return the dimensions of `tensor` as functions of the widths."""
-    units: list[dict[str, float]] = [{} for _ in shape]
+    units: list[dict[str, int | float]] = [{} for _ in shape]
     for group in graph.groups:
         for member in group.members:
             if member.tensor == tensor:
@@ -117,9 +117,9 @@ def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[
     )
 
 
-def _positions(program: Program) -> dict[str, float]:
+def _positions(program: Program) -> dict[str, int | float]:
     """Return how often one image multiplies each element of a weight."""
-    found: dict[str, float] = {}
+    found: dict[str, int | float] = {}
     for node in program.nodes:
         call = arguments_of(node) if node.op == "call_function" else {}
         weight, source = call.get("weight"), call.get("input")

@@ -139,7 +139,7 @@ class Sensor:
                     stream.forget(place)
                 parts.append(stream.outputs(0))
                 stream.forget(len(program.nodes) - 1)
-        return [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+        return _joined(parts)
 
 
 def moved(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Moved:
@@ -163,4 +163,9 @@ def _logits(outputs: Sequence[Tensor]) -> bool:
 def _outputs(stream: Stream) -> list[Tensor]:
     """Return the outputs of all batches together."""
     parts = [stream.outputs(batch) for batch in range(len(stream.batches))]
-    return [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the outputs of several batches as one; a single number counts as one image."""
+    return [torch.cat([*map(torch.atleast_1d, leaves)]) for leaves in zip(*parts, strict=True)]

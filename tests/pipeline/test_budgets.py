@@ -1,0 +1,210 @@
+"""sparsify with a budget instead of eps, and with nothing at all."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import entrim
+from entrim.errors import BadSettingError, BudgetError, CalibrationWarning, NothingCutWarning
+from entrim.network.sensing import moved
+from entrim.records import GroupRecord
+from tests.network.kinds import Kind, shaken
+from tests.network.test_cost import BATCHED
+from tests.pipeline.networks import chain, images, residual
+
+X = images(100, 3, 8, 8)
+
+
+@pytest.mark.parametrize("build", [chain, residual])
+@pytest.mark.parametrize(
+    "given", [{"params": 0.4}, {"macs": 0.5}, {"bytes": 3500}, {"params": 900}]
+)
+@pytest.mark.parametrize("round_to", [1, 4])
+def test_a_network_keeps_its_budget_and_uses_it(build: Any, given: Any, round_to: int) -> None:
+    model = build()
+    r = entrim.sparsify(model, X, budget=entrim.Budget(**given), round_to=round_to)
+    before, after = r.record.before, r.record.after
+    for kind, value in given.items():
+        limit = value if isinstance(value, int) else int(value * getattr(before, kind))
+        assert getattr(after, kind) <= limit
+        for group in r.record.groups:
+            if len(group.kept) < group.channels:
+                assert getattr(wider(model, r, group, round_to), kind) > limit
+    assert all(len(g.kept) % round_to == 0 or len(g.kept) == g.channels for g in r.record.groups)
+
+
+def wider(
+    model: nn.Module, r: entrim.Sparsified, group: GroupRecord, step: int
+) -> entrim.Measurement:
+    """Return the cost of the network with one step more in one group."""
+    more = [unit for unit in range(group.channels) if unit not in group.kept][:step]
+    plan = entrim.Plan({**r.plan.kept, group.name: (*group.kept, *more)})
+    return entrim.measure(entrim.apply_plan(model, plan, X[:4]), X[:4], repeats=2)
+
+
+@pytest.mark.parametrize("kind", BATCHED.values(), ids=list(BATCHED))
+def test_every_kind_of_network_keeps_a_budget_or_says_why_not(kind: Kind) -> None:
+    torch.manual_seed(0)
+    model, example = shaken(kind.build()), kind.example()
+    if isinstance(example, tuple):
+        pytest.skip("takes several positional inputs")
+    batches: Any = example
+    if isinstance(example, Tensor) and example.is_floating_point():
+        batches = torch.randn(16, *example.shape[1:])
+    budget = entrim.Budget(params=0.7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        if kind.frozen and _frozen_share(model, example) > 0.7:
+            with pytest.raises(BudgetError, match="still has"):
+                entrim.sparsify(model, batches, budget=budget)
+            return
+        r = entrim.sparsify(model, batches, budget=budget)
+    assert r.record.after.params <= 0.7 * r.record.before.params
+    assert r.record.proof["final"] <= r.record.proof["tolerance"]
+
+
+def _frozen_share(model: nn.Module, example: Any) -> float:
+    """Return the share of the parameters that no cut of the groups can take away."""
+    graph = entrim.trace(model, example)
+    narrow = entrim.Plan({group.name: [0] for group in graph.groups})
+    small = entrim.apply_plan(model, narrow, example)
+    return sum(p.numel() for p in small.parameters()) / sum(p.numel() for p in model.parameters())
+
+
+def test_several_budgets_hold_at_once() -> None:
+    r = entrim.sparsify(residual(), X, budget=entrim.Budget(params=0.6, macs=0.5, bytes=0.62))
+    before, after = r.record.before, r.record.after
+    assert after.params <= 0.6 * before.params
+    assert after.macs <= 0.5 * before.macs
+    assert after.bytes <= 0.62 * before.bytes
+
+
+def test_an_allocation_hurts_the_outputs_less_than_the_same_fraction_everywhere() -> None:
+    model = residual()
+    r = entrim.sparsify(model, X, budget=entrim.Budget(params=0.5))
+    lost = []
+    for fraction in (0.65, 0.68, 0.71, 0.74):
+        even = entrim.sparsify(model, X, widths={"*": fraction}, selector="greedy")
+        if even.record.after.params >= r.record.after.params:
+            with torch.no_grad():
+                lost.append(moved([even.model(X)], [model(X)]).divergence)
+    with torch.no_grad():
+        assert moved([r.model(X)], [model(X)]).divergence < min(lost)
+
+
+@pytest.mark.parametrize("most", [0.01, 0.1])
+def test_an_error_alone_makes_the_network_as_small_as_it_allows(most: float) -> None:
+    model = residual()
+    r = entrim.sparsify(model, X, budget=entrim.Budget(max_error=most))
+    with torch.no_grad():
+        error = moved([r.model(X)], [model(X)]).error
+    assert 0 < error <= most
+    way = [point.params for point in r.record.tradeoff]
+    taken = next(n for n, point in enumerate(r.record.tradeoff) if point.taken)
+    tighter = entrim.sparsify(model, X, budget=entrim.Budget(params=way[taken + 2]))
+    with torch.no_grad():
+        assert moved([tighter.model(X)], [model(X)]).error > 0.7 * most
+
+
+def test_an_error_that_the_size_does_not_allow_is_a_contradiction() -> None:
+    with pytest.raises(BudgetError, match=r"max_error=0\.001 contradicts .* an error of 0\.\d+"):
+        entrim.sparsify(residual(), X, budget=entrim.Budget(params=0.2, max_error=1e-3))
+    r = entrim.sparsify(residual(), X, budget=entrim.Budget(params=0.9, max_error=0.5))
+    assert r.record.after.params <= 0.9 * r.record.before.params
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU()]
+    for _ in range(2):
+        layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 4)).eval()
+
+
+def test_a_latency_is_reached_by_measuring() -> None:
+    model, x = wide(), images(32, 3, 24, 24)
+    whole = entrim.measure(model, x[:16], repeats=30).latency.median
+    budget = entrim.Budget(latency=whole / 2)
+    r = entrim.sparsify(model, x, budget=budget, example=x[:16])
+    assert r.record.after.latency < 0.75 * r.record.before.latency
+    assert r.record.after.macs < 0.9 * r.record.before.macs
+    assert " ms of " in r.record.groups[0].how
+
+
+def test_a_latency_beyond_reach_names_the_least() -> None:
+    with pytest.raises(BudgetError, match=r"the narrowest network still takes .* ms here"):
+        entrim.sparsify(chain(), X, budget=entrim.Budget(latency=1e-9))
+
+
+def test_without_any_wish_the_knee_is_taken_and_named() -> None:
+    model = residual()
+    r = entrim.sparsify(model, X)
+    taken = [point for point in r.record.tradeoff if point.taken]
+    assert [point.params for point in taken] == [r.record.after.params]
+    assert [point.macs for point in taken] == [r.record.after.macs]
+    assert all("at the knee: " in group.how for group in r.record.groups)
+    assert 0 < r.record.after.params < r.record.before.params
+    sizes = [point.params for point in r.record.tradeoff]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_tradeoff_leads_to_the_same_network_again() -> None:
+    model = residual()
+    knee = entrim.sparsify(model, X)
+    point = next(point for point in knee.record.tradeoff if point.taken)
+    again = entrim.sparsify(model, X, budget=entrim.Budget(params=point.params, macs=point.macs))
+    assert again.record.after.params <= point.params
+    assert again.record.after.params > 0.9 * point.params
+
+
+def test_another_selector_chooses_at_the_allocated_widths() -> None:
+    model = residual()
+    budget = entrim.Budget(params=0.5)
+    greedy = entrim.sparsify(model, X, budget=budget)
+    g = torch.Generator().manual_seed(0)
+    drawn = entrim.sparsify(model, X, budget=budget, selector="random", generator=g)
+    assert {g.name: len(g.kept) for g in drawn.record.groups} == {
+        g.name: len(g.kept) for g in greedy.record.groups
+    }
+    assert drawn.plan.kept != greedy.plan.kept
+    with torch.no_grad():
+        apart = [moved([r.model(X)], [model(X)]).divergence for r in (greedy, drawn)]
+    assert apart[0] < apart[1]
+
+
+def test_a_budget_of_everything_cuts_nothing_and_says_so() -> None:
+    with pytest.warns(NothingCutWarning, match="the whole network keeps the budget"):
+        r = entrim.sparsify(residual(), X, budget=entrim.Budget(params=1.0))
+    assert r.record.after == r.record.before
+
+
+def test_layers_that_may_not_be_cut_bound_the_budget() -> None:
+    with pytest.raises(BudgetError, match=r"of [\d,]+ parameters cannot be kept"):
+        entrim.sparsify(residual(), X, layers="conv1", budget=entrim.Budget(params=0.3))
+    r = entrim.sparsify(residual(), X, skip="stem", budget=entrim.Budget(params=0.5))
+    assert "stem" not in r.plan.kept
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"eps_w": -1e-4}, "leave eps_w= out"),
+        ({"eps": {"*": (-1e-4, 1e-4)}}, "leave eps= out"),
+        ({"widths": {"*": 0.5}}, "leave widths= out"),
+        ({"preset": "paper"}, "leave refit=False and the paper's preset out"),
+    ],
+)
+def test_a_budget_beside_eps_or_widths_is_refused(options: Any, sentence: str) -> None:
+    with pytest.raises(BadSettingError, match=sentence):
+        entrim.sparsify(chain(), X, budget=entrim.Budget(params=0.5), **options)
+
+
+def test_the_sensing_is_told_group_by_group_and_timed() -> None:
+    steps: list[entrim.Step] = []
+    r = entrim.sparsify(residual(), X, budget=entrim.Budget(params=0.5), on_step=steps.append)
+    told = [step.name for step in steps if step.stage == "sense"]
+    assert sorted(told) == sorted(group.name for group in r.record.groups)
+    assert {"collect", "choose", "sense", "allocate", "rebuild", "cut"} <= set(r.record.seconds)

@@ -1,6 +1,6 @@
 """Which channels of every group stay: one pass of the images, then group by group."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entrim.choose import Ask, Chosen, choose
@@ -81,6 +81,13 @@ def decide(
     run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
 ) -> dict[str, Chosen]:
     """Return the choice in every group that is asked for, and leave the moments on `grams`."""
+    return pick(run, scene, asks, collect(run, scene, asks, grams, quiet=quiet), grams, quiet=quiet)
+
+
+def collect(
+    run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
+) -> list[Group]:
+    """Put the moments of every group that is asked for on `grams`; return those that fit there."""
     asked = [scene.graph.group(name) for name in asks if name not in scene.out_of_sight]
     concerned = [r for r in scene.readers.values() if any(g.name in r.site.feeds for g in asked)]
     small = [reader for reader in concerned if size_of(reader) <= run.settings.memory_limit]
@@ -99,18 +106,29 @@ def decide(
 
     with run.stage("collect"):
         capture(scene.task, small, grams, on_batch)
+    return [group for group in asked if group.name not in large and scene.reading(group)]
+
+
+def pick(
+    run: Run,
+    scene: Scene,
+    asks: Mapping[str, Ask],
+    groups: Sequence[Group],
+    grams: Shelf,
+    *,
+    quiet: bool = False,
+) -> dict[str, Chosen]:
+    """Return the choice in every one of `groups`, whose moments lie on `grams`."""
     chosen = {}
     with run.stage("choose"):
-        for done, group in enumerate(asked, 1):
+        for done, group in enumerate(groups, 1):
             reading = scene.reading(group)
-            if group.name in large or not reading:
-                continue
             weights = [part for r in reading for part in shares(r, group, scene.task.tensors)]
             found = choose(asks[group.name], scene.moments(group, grams), weights, run.generator)
             chosen[group.name] = found
             if not quiet:
                 kept = f"{len(found.kept)} of {group.channels}"
-                run.tell("choose", group.name, done, len(asked), kept)
+                run.tell("choose", group.name, done, len(groups), kept)
     return chosen
 
 

@@ -14,7 +14,7 @@ from entrim.deciding import Scene, decide, name_eps, stability
 from entrim.errors import BadImagesError, CalibrationWarning, TraceError
 from entrim.images import Images, read_images
 from entrim.moments import MEMORY_LIMIT
-from entrim.network import cut, trace
+from entrim.network import Cut, cut, trace
 from entrim.network.capture import familiarity, gram_of
 from entrim.network.follow import Example
 from entrim.network.rebuild import Repair, rebuild
@@ -153,29 +153,47 @@ def sparsify(
 
 def _through(run: Run, example: Example) -> Sparsified:
     """Go through all stages."""
+    scene = look(run, example)
+    asks = run.settings.asks(scene.graph, scene.alone)
+    with Shelf(run.settings.memory_limit) as grams:
+        chosen = decide(run, scene, asks, grams)
+        overlaps = stability(run, scene, asks, chosen)
+        done = build(run, scene, chosen, grams, example)
+        if not cut_by(scene, chosen):
+            name_eps(run, scene, {name: asks[name] for name in chosen}, grams)
+    run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
+    record = recorded(run, scene, asks, chosen, overlaps, done, example)
+    return Sparsified(model=done.model, plan=done.plan, record=record, original=run.model)
+
+
+def look(run: Run, example: Example) -> Scene:
+    """Return the network as it is looked at, traced and its images checked."""
     with run.stage("trace"):
         graph = trace(run.model, example)
         scene = Scene.of(run, graph, run.images)
         _check_images(run, scene)
     run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
-    asks = run.settings.asks(graph, scene.alone)
-    with Shelf(run.settings.memory_limit) as grams:
-        chosen = decide(run, scene, asks, grams)
-        overlaps = stability(run, scene, asks, chosen)
-        kept = {
-            name: found.kept
-            for name, found in chosen.items()
-            if len(found.kept) < graph.group(name).channels
-        }
-        with run.stage("rebuild"):
-            plan = _rebuilt(run, scene, chosen, kept, grams)
-        if not kept:
-            name_eps(run, scene, {name: asks[name] for name in chosen}, grams)
+    return scene
+
+
+def build(
+    run: Run, scene: Scene, chosen: Mapping[str, Chosen], grams: Shelf, example: Example
+) -> Cut:
+    """Return the network on the chosen channels: its weights solved again, then cut."""
+    kept = cut_by(scene, chosen)
+    with run.stage("rebuild"):
+        plan = _rebuilt(run, scene, chosen, kept, grams)
     with run.stage("cut"):
-        done = cut(run.model, plan, example, graph=graph)
-    run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
-    record = recorded(run, scene, asks, chosen, overlaps, done, example)
-    return Sparsified(model=done.model, plan=done.plan, record=record, original=run.model)
+        return cut(run.model, plan, example, graph=scene.graph)
+
+
+def cut_by(scene: Scene, chosen: Mapping[str, Chosen]) -> dict[str, tuple[int, ...]]:
+    """Return the channels that stay in every group that does not stay whole."""
+    return {
+        name: found.kept
+        for name, found in chosen.items()
+        if len(found.kept) < scene.graph.group(name).channels
+    }
 
 
 def _check_images(run: Run, scene: Scene) -> None:

@@ -143,12 +143,28 @@ def sparsify(
         resamples=resamples,
         memory_limit=memory_limit,
     )
+    run = begin(model, images, settings, generator, on_step)
+    return _through(run, example_of(run, example))
+
+
+def begin(
+    model: nn.Module,
+    images: Images,
+    settings: Settings,
+    generator: torch.Generator | None,
+    on_step: Callable[[Step], None] | None,
+) -> Run:
+    """Return the run in which nothing has happened yet but that the images were read."""
     if not isinstance(model, nn.Module):
         raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     data = read_images(images, like.device, like.dtype)
-    run = Run(model, settings, data, generator, on_step or (lambda _: None))
-    return _through(run, data.batch(slice(0, _EXAMPLE)) if example is None else example)
+    return Run(model, settings, data, generator, on_step or (lambda _: None))
+
+
+def example_of(run: Run, example: Example | None) -> Example:
+    """Return what the network is traced with: `example`, or the first images."""
+    return run.images.batch(slice(0, _EXAMPLE)) if example is None else example
 
 
 def _through(run: Run, example: Example) -> Sparsified:

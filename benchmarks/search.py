@@ -19,7 +19,7 @@ from benchmarks.record import table, verdict, write
 from entrim.records import pareto
 from examples.digits import accuracy, network, train
 
-SEEDS = range(6)
+SEEDS = range(5)
 TRIALS = 100
 AFTER = (25, 50, 100)
 BUDGETS = (0.05, 0.1, 0.2)
@@ -28,7 +28,7 @@ WORST = 80.0
 KINDS: dict[str, dict[str, Any]] = {
     "tpe": {},
     "random": {"sampler": "random"},
-    "tpe, all scored": {"prune": math.inf},
+    "tpe, all scored": {"prune": None},
     "tpe, one eps for all layers": {"patterns": "*"},
 }
 
@@ -83,7 +83,7 @@ def found(subject: Subject, kind: str) -> dict[str, Any]:
         "at": at,
         "pruned": len(pruned),
         "same": sum(t.how.startswith("the network of") for t in record.trials),
-        "wrong": _missed(subject, result, pruned),
+        "wrong": _missed(subject, result, pruned) if kind == "tpe" else None,
         "saved": record.saved,
         "seconds": record.seconds,
     }
@@ -101,15 +101,18 @@ def _missed(subject: Subject, result: entrim.Searched, pruned: Sequence[entrim.T
 
 def uniform(subject: Subject) -> dict[str, Any]:
     """Return the held-out accuracy of one width for all layers, the largest within each budget."""
-    whole = entrim.measure(subject.model, subject.images[:1], repeats=2).params
+    graph = entrim.trace(subject.model, subject.images[:2])
+    names = [name for name, _ in subject.model.named_parameters()]
+
+    def size(fraction: float) -> int:
+        kept = {g.name: range(max(1, round(fraction * g.channels))) for g in graph.groups}
+        return sum(math.prod(graph.small_shape(name, kept)) for name in names)
+
     at = {}
     for budget in BUDGETS:
-        for percent in range(100, 0, -1):
-            widths = {"*": percent / 100}
-            small = entrim.sparsify(subject.model, subject.images, widths=widths)
-            if small.record.after.params <= budget * whole:
-                at[str(budget)] = accuracy(small.model, *subject.test)
-                break
+        width = max(w / 100 for w in range(1, 100) if size(w / 100) <= budget * size(1.0))
+        small = entrim.sparsify(subject.model, subject.images, widths={"*": width}).model
+        at[str(budget)] = accuracy(small, *subject.test)
     return {"at": at}
 
 
@@ -177,10 +180,19 @@ def _pruning(points: Points) -> str:
             mean([sum(p["seconds"][stage] for stage in stages) for p in some])
             for stages in (("choose",), ("rebuild", "cut", "score"))
         )
-        counts = [mean([p[key] for p in some]) for key in ("pruned", "wrong", "same", "saved")]
+        counts = [mean([p[key] for p in some]) for key in ("pruned", "same", "saved")]
         rows.append([kind, *counts, choose, rest])
-    header = ["", "pruned", "of them wrongly", "same network", "s saved", "s choosing", "s scoring"]
-    return f"## Trials that were not scored, of {TRIALS}\n\n" + table(header, rows)
+    header = ["", "pruned", "same network", "s saved", "s choosing", "s rebuilding and scoring"]
+    wrong, pruned = (sum(p[key] for p in points["tpe"]) for key in ("wrong", "pruned"))
+    gains = gain(*([p["volume"]["100"] for p in points[k]] for k in ("tpe", "tpe, all scored")))
+    return "\n\n".join(
+        [
+            f"## Trials that were not scored, of {TRIALS}",
+            table(header, rows),
+            f"Scored after all, {wrong} of the {pruned} pruned trials would have been on the front "
+            f"that was found. Hypervolume after 100, pruned - all scored: {gains}.",
+        ]
+    )
 
 
 if __name__ == "__main__":

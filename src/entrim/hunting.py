@@ -29,7 +29,7 @@ class Wanted:
     eps_w: Range
     eps_l2: Range
     between: Range
-    prune: float
+    prune: float | None
     sampler: str
     seed: int
 
@@ -42,11 +42,11 @@ class Wanted:
             if getattr(self, name) not in known:
                 choices = " or ".join(map(repr, known))
                 raise BadSettingError(f"{name} is {getattr(self, name)!r}: choose {choices}")
-        for name, above in (("eps_w", 0.0), ("eps_l2", 0.0), ("between", -math.inf)):
-            _check_range(name, getattr(self, name), above)
-        if not self.prune >= 1:
+        for name in ("eps_w", "eps_l2", "between"):
+            _check_range(name, getattr(self, name), positive=name != "between")
+        if self.prune is not None and not 1 <= self.prune < math.inf:
             raise BadSettingError(
-                f"prune is {self.prune}: hand over a factor from 1, or math.inf to score all"
+                f"prune is {self.prune}: hand over a factor from 1, or None to score all"
             )
 
     def ranges(self, parts: Parts) -> dict[str, Range]:
@@ -67,8 +67,8 @@ class Wanted:
         cost, (low, high) = getattr(choice, self.cost), self.between
         if not low <= cost <= high:
             return None, f"pruned: {cost:.1%} of the {self.cost} is not {low:.1%} to {high:.1%}"
-        for trial in known:
-            better = trial.lost * self.prune < choice.lost
+        for trial in known if self.prune else ():
+            better = trial.lost * (self.prune or 1) < choice.lost
             if trial.score is not None and getattr(trial, self.cost) <= cost and better:
                 return None, (
                     f"pruned: trial {trial.number} costs no more, and its layers lose "
@@ -192,13 +192,14 @@ def _demand_one(trials: Sequence[Trial]) -> None:
     )
 
 
-def _check_range(name: str, value: object, above: float) -> None:
+def _check_range(name: str, value: object, *, positive: bool) -> None:
     good = (
         isinstance(value, tuple | list)
         and len(value) == 2
-        and all(isinstance(end, int | float) and above < end < math.inf for end in value)
+        and all(isinstance(end, int | float) and 0 <= end < math.inf for end in value)
         and value[0] <= value[1]
+        and (value[0] > 0 or not positive)
     )
     if not good:
-        positive = ", both positive" if above == 0 else ""
-        raise BadSettingError(f"{name} is {value!r}: hand over (low, high){positive}")
+        least = "both positive" if positive else "both at least 0"
+        raise BadSettingError(f"{name} is {value!r}: hand over (low, high), {least}")

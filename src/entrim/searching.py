@@ -86,7 +86,7 @@ def search(
     eps_w: Range = STRENGTHS,
     eps_l2: Range = STRENGTHS,
     between: Range = (0.0, 1.0),
-    prune: float = 2.0,
+    prune: float | None = 2.0,
     storage: str | os.PathLike[str] | None = None,
     name: str = "entrim",
     sampler: str = "tpe",
@@ -110,7 +110,7 @@ def search(
     - `between`: the fractions of the cost that you care for. Trials outside end once the channels
       are chosen, before anything is rebuilt.
     - `prune`: a trial also ends there if an earlier one costs no more and its layers lose so many
-      times less by an estimate without labels; `math.inf` scores all.
+      times less by an estimate without labels; None scores all.
     - `storage`: a file that keeps every trial. Call again with the same file to go on after a stop
       or a crash, from several processes at once to share the work: each returns when no trial is
       left to begin, with what is known then. A file of another network, other images or other
@@ -200,7 +200,13 @@ def _storage(file: str | os.PathLike[str] | None) -> "Storage":
 def _fingerprint(run: Run, wanted: Wanted, parts: Parts) -> dict[str, str]:
     """Return what tells this search from others, in three digests."""
     settings = {key: value for key, value in asdict(run.settings).items() if key != "memory_limit"}
-    space = (dict(parts), wanted.eps_w, wanted.eps_l2, wanted.cost, sorted(settings.items(), key=str))
+    space = (
+        dict(parts),
+        wanted.eps_w,
+        wanted.eps_l2,
+        wanted.cost,
+        sorted(settings.items(), key=str),
+    )
     return {
         "network": _digest(kind_of(run.model), dict(named(run.model))),
         "images": _digest(repr(dict(run.images.fixed)), run.images.arguments),

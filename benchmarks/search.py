@@ -172,17 +172,17 @@ def _budgets(points: Points) -> str:
     return "## At a budget\n\n" + table(header, rows)
 
 
+def _spared(point: dict[str, Any]) -> float:
+    spent = sum(point["seconds"].get(s, 0.0) for s in ("choose", "rebuild", "cut", "score"))
+    return point["saved"] / (point["saved"] + spent)
+
+
 def _pruning(points: Points) -> str:
     rows = []
     for kind in KINDS:
-        some = points[kind]
-        choose, rest = (
-            mean([sum(p["seconds"][stage] for stage in stages) for p in some])
-            for stages in (("choose",), ("rebuild", "cut", "score"))
-        )
-        counts = [mean([p[key] for p in some]) for key in ("pruned", "same", "saved")]
-        rows.append([kind, *counts, choose, rest])
-    header = ["", "pruned", "same network", "s saved", "s choosing", "s rebuilding and scoring"]
+        counts = [mean([p[key] for p in points[kind]]) for key in ("pruned", "same")]
+        rows.append([kind, *counts, mean([100 * _spared(p) for p in points[kind]])])
+    header = ["", "pruned", "same network", "time of all trials saved, %"]
     wrong, pruned = (sum(p[key] for p in points["tpe"]) for key in ("wrong", "pruned"))
     gains = gain(*([p["volume"]["100"] for p in points[k]] for k in ("tpe", "tpe, all scored")))
     return "\n\n".join(

@@ -358,7 +358,7 @@ def child(file: Path, trials: int, dies_at: int) -> subprocess.Popen[str]:
 def test_a_killed_search_goes_on_and_its_torn_line_is_mended(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
     process = child(file, 6, dies_at=4)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=900)
     assert process.returncode == -9, err
     with file.open("a") as journal:
         journal.write('{"op_code":9,"worker_id":"x')  # a line that was being written
@@ -373,7 +373,7 @@ def test_two_processes_share_the_trials_of_one_file(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
     both = [child(file, 14, dies_at=0) for _ in range(2)]
     for process in both:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=900)
         assert process.returncode == 0, err
     trials = searched(storage=file, trials=14, prune=None).record.trials
     assert len(trials) == 14

@@ -1,4 +1,4 @@
-"""From trial to trial: draw eps, choose, end early where that can be told, else rebuild and score."""
+"""From trial to trial: draw eps, choose, end early where one can tell, else rebuild and score."""
 
 import math
 import time

@@ -1,6 +1,7 @@
 """The parts of a network that share one pair of eps."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from entrim.errors import BadSettingError
 from entrim.graph import Group
@@ -41,7 +42,7 @@ def parts_of(
 def _neighbours(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     number = min(PARTS, len(names))
     edges = [round(k * len(names) / number) for k in range(number + 1)]
-    runs = [tuple(names[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    runs = [tuple(names[a:b]) for a, b in pairwise(edges)]
     return {run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}": run for run in runs}
 
 

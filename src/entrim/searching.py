@@ -27,9 +27,20 @@ from entrim.trying import Ground, Score
 if TYPE_CHECKING:
     from entrim.studying import Storage
 
-OPTIONS = frozenset(
-    "preset mode refit correct coupling batchnorm layers skip round_to ridge positions example "
-    "memory_limit".split()
+OPTIONS = (
+    "batchnorm",
+    "correct",
+    "coupling",
+    "example",
+    "layers",
+    "memory_limit",
+    "mode",
+    "positions",
+    "preset",
+    "refit",
+    "ridge",
+    "round_to",
+    "skip",
 )
 """Of `sparsify`; its other options are what a search decides."""
 
@@ -180,11 +191,10 @@ def search(
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    unknown = sorted(options.keys() - OPTIONS)
+    unknown = sorted(options.keys() - set(OPTIONS))
     if unknown:
         raise BadSettingError(
-            f"search does not take {', '.join(unknown)}: of sparsify it takes "
-            f"{', '.join(sorted(OPTIONS))}"
+            f"search does not take {', '.join(unknown)}: of sparsify it takes {', '.join(OPTIONS)}"
         )
     return Settings(**{key: value for key, value in options.items() if key != "example"})
 

@@ -97,25 +97,18 @@ def trial(number: int, params: float, score: float | None) -> entrim.Trial:
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.none() | st.integers(0, 5)), max_size=12))
 def test_the_front_is_what_nothing_beats_and_beats_all_else(points: list[Any]) -> None:
-    trials = [trial(k, cost / 5, score) for k, (cost, score) in enumerate(points)]
+    trials = [
+        trial(number, cost / 5, None if score is None else float(score))
+        for number, (cost, score) in enumerate(points)
+    ]
     front = pareto(trials, "params")
     for t in trials:
         if t.score is not None:
-            rivals = [f for f in front if f.params <= t.params and (f.score or 0) >= t.score]
-            assert rivals
-            assert (
-                t in front
-                or any((f.params, f.score) != (t.params, t.score) for f in rivals)
-                or (
-                    any(
-                        (f.params, f.score, f.number) < (t.params, t.score, t.number)
-                        for f in rivals
-                    )
-                )
-            )
-    costs, scores = [t.params for t in front], [t.score or 0 for t in front]
+            assert any(f.params <= t.params and (f.score or 0.0) >= t.score for f in front)
+    costs, scores = [t.params for t in front], [t.score for t in front]
+    assert all(t in trials and t.score is not None for t in front)
     assert costs == sorted(set(costs))
-    assert scores == sorted(set(scores))
+    assert scores == sorted({score for score in scores if score is not None})
 
 
 def test_a_search_finds_smaller_networks_and_the_record_holds_its_front() -> None:
@@ -213,10 +206,12 @@ def test_without_refit_the_same_channels_are_not_yet_the_same_network() -> None:
 
 
 def test_where_nothing_is_cut_the_score_is_that_of_the_original() -> None:
-    found = searched(eps_w=(1e-14, 1e-13), eps_l2=(1e-14, 1e-13), trials=2, skip="0")
-    assert {t.params for t in found.record.trials} == {1.0}
-    assert {t.score for t in found.record.trials} == {found.record.intact}
-    assert found.record.seconds.get("rebuild", 0.0) == 0.0
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 3)).eval()
+    scores = iter([0.25])  # of the original; another call would fail
+    options: dict[str, Any] = {"eps_w": (1e-13, 1e-12), "eps_l2": (1e-13, 1e-12), "trials": 2}
+    found = entrim.search(model, torch.randn(100, 20), lambda _: next(scores), **options)
+    assert {(t.params, t.score) for t in found.record.trials} == {(1.0, 0.25)}
 
 
 def test_pruned_trials_are_dearer_than_one_that_loses_far_less() -> None:
@@ -248,10 +243,12 @@ def test_a_trial_whose_score_fails_is_recorded_and_the_search_goes_on() -> None:
         return float("nan") if len(calls) == 3 else accuracy(model)
 
     trials = searched(score, prune=None).record.trials
-    assert trials[0].how == "failed: score raised RuntimeError: no such label"
-    assert trials[1].how.startswith("failed: score returned nan")
+    failed = [t for t in trials if t.how.startswith("failed")]
+    assert failed[0].how == "failed: score raised RuntimeError: no such label"
+    assert failed[1].how == "failed: score returned nan, which is not a finite number"
     assert len(trials) == 6
-    assert any(t.how == "scored" for t in trials[2:])
+    assert any(t.how == "scored" for t in trials)
+    assert all(t.score is None for t in failed)
 
 
 def test_a_search_in_which_every_trial_fails_names_the_first_cause() -> None:
@@ -322,8 +319,9 @@ def test_an_interrupted_trial_does_not_count(tmp_path: Path) -> None:
     options: dict[str, Any] = {"storage": tmp_path / "search.log", "prune": None}
     with pytest.raises(KeyboardInterrupt):
         searched(score, **options)
-    numbers = [t.number for t in searched(**options).record.trials]
-    assert numbers == [0, 1, 3, 4, 5, 6]
+    numbers = {t.number for t in searched(**options).record.trials}
+    assert len(numbers) == 6
+    assert len(set(range(7)) - numbers) == 1
 
 
 CHILD = """
@@ -363,10 +361,11 @@ def test_a_killed_search_goes_on_and_its_torn_line_is_mended(tmp_path: Path) -> 
     with file.open("a") as journal:
         journal.write('{"op_code":9,"worker_id":"x')  # a line that was being written
     found = searched(storage=file, prune=None)
-    assert [t.number for t in found.record.trials] == [0, 1, 3, 4, 5, 6]
-    assert plain(found)[:2] == plain(usual())[:2]
-    states = [json.loads(line) for line in file.read_text().splitlines()]
-    assert all(isinstance(state, dict) for state in states)
+    numbers = [t.number for t in found.record.trials]
+    assert len(numbers) == 6
+    [killed] = set(range(7)) - set(numbers)
+    assert plain(found)[:killed] == plain(usual())[:killed]
+    assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
 def test_two_processes_share_the_trials_of_one_file(tmp_path: Path) -> None:
@@ -422,7 +421,6 @@ def test_a_path_that_cannot_hold_a_search_is_refused(tmp_path: Path) -> None:
         ({"eps_l2": (1e-4, float("nan"))}, "eps_l2 is"),
         ({"between": (0.6, 0.2)}, "between is .*at least 0"),
         ({"trials": 0}, "trials is 0: hand over a whole number from 1"),
-        ({"trials": 2.5}, "trials is 2.5"),
         ({"seed": -1}, "seed is -1"),
         ({"prune": 0.5}, "prune is 0.5: hand over a factor from 1, or None"),
         ({"cost": "bytes"}, "cost is 'bytes': choose 'params' or 'macs'"),
@@ -434,7 +432,7 @@ def test_a_path_that_cannot_hold_a_search_is_refused(tmp_path: Path) -> None:
         ({"patterns": "0"}, 'no pattern matches 4: add a last pattern "\\*"'),
         ({"patterns": {}}, "no pattern matches 0, 4"),
         ({"patterns": {"early": 0}}, "patterns holds 0"),
-        ({"patterns": [0, 4]}, "patterns is .*hand over strings"),
+        ({"patterns": [0, 4]}, "patterns holds 0: hand over strings"),
     ],
 )
 def test_bad_settings_are_refused_with_the_remedy(options: dict[str, Any], sentence: str) -> None:

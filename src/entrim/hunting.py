@@ -15,7 +15,9 @@ from entrim.trying import Choice, Ground, Score, scored
 if TYPE_CHECKING:
     from entrim.studying import Notebook
 
-Range = tuple[float, float]
+    Range = tuple[float, float]
+else:
+    Range = object  # so that anything else is refused by us, with the remedy
 STRENGTHS = (1e-7, 1e-2)
 _KNOWN = {"cost": ("params", "macs"), "sampler": ("tpe", "random")}
 

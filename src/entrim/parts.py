@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from entrim.errors import BadSettingError
 from entrim.graph import Group
 from entrim.settings import Patterns, matches
 
+if TYPE_CHECKING:
+    Division = Mapping[str, Patterns] | Patterns | None
+else:
+    Division = object  # so that anything else is refused by us, with the remedy
 Parts = Mapping[str, tuple[str, ...]]
 """The patterns of every part, under its name."""
 PARTS = 4
 """Of a network whose parts nobody named: two eps each are as many as some dozen trials can tune."""
 
 
-def parts_of(
-    patterns: Mapping[str, Patterns] | Patterns | None, groups: Sequence[Group]
-) -> dict[str, tuple[str, ...]]:
+def parts_of(patterns: Division, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
     """Return the parts that `patterns` make of `groups`; the first pattern that matches counts.
 
     None makes at most four, of neighbouring groups.
@@ -46,24 +49,26 @@ def _neighbours(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}": run for run in runs}
 
 
-def _named(patterns: Mapping[str, Patterns] | Patterns) -> dict[str, tuple[str, ...]]:
+def _named(patterns: Division) -> dict[str, tuple[str, ...]]:
     if isinstance(patterns, Mapping):
         parts = {name: _listed(some) for name, some in patterns.items()}
     else:
         parts = {pattern: (pattern,) for pattern in _listed(patterns)}
-    if not all(isinstance(text, str) for part in parts.items() for text in (part[0], *part[1])):
-        raise BadSettingError(
-            f"patterns is {patterns!r}: hand over strings, or {{name: pattern or patterns}}"
-        )
-    return parts
+    return {_text(name): tuple(map(_text, some)) for name, some in parts.items()}
 
 
-def _listed(patterns: Patterns) -> tuple[str, ...]:
+def _listed(patterns: object) -> tuple[object, ...]:
     if isinstance(patterns, str):
         return (patterns,)
     if isinstance(patterns, Sequence):
         return tuple(patterns)
     raise BadSettingError(f"patterns holds {patterns!r}: hand over a pattern, or a list of them")
+
+
+def _text(pattern: object) -> str:
+    if isinstance(pattern, str):
+        return pattern
+    raise BadSettingError(f"patterns holds {pattern!r}: hand over strings")
 
 
 def _why_empty(pattern: str, groups: Sequence[Group]) -> str:

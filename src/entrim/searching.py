@@ -17,11 +17,11 @@ from entrim.hunting import STRENGTHS, Hunt, Range, Wanted
 from entrim.images import Calibration, Images
 from entrim.network.form import kind_of, named
 from entrim.network.shelf import Shelf
-from entrim.parts import Parts, parts_of
+from entrim.parts import Division, Parts, parts_of
 from entrim.pipeline import Sparsified, begin, example_of, look, sparsify
 from entrim.records import SearchRecord, Step, Trial, pareto
 from entrim.run import Run
-from entrim.settings import Patterns, Settings
+from entrim.settings import Settings
 from entrim.trying import Ground, Score
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def search(
     images: Images,
     score: Score,
     *,
-    patterns: Mapping[str, Patterns] | Patterns | None = None,
+    patterns: Division = None,
     trials: int = 50,
     cost: str = "params",
     eps_w: Range = STRENGTHS,

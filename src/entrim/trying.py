@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -22,7 +23,10 @@ from entrim.run import Run
 from entrim.settings import Settings
 from entrim.solver import refit
 
-Score = Callable[[nn.Module], float]
+if TYPE_CHECKING:
+    Score = Callable[[nn.Module], float]
+else:
+    Score = object  # so that what cannot be called is refused by us, with the remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import entrim
+from entrim import studying
 from entrim.errors import (
     BadSettingError,
     MissingExtraError,
@@ -366,6 +368,31 @@ def test_a_killed_search_goes_on_and_its_torn_line_is_mended(tmp_path: Path) -> 
     [killed] = set(range(7)) - set(numbers)
     assert plain(found)[:killed] == plain(usual())[:killed]
     assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="asks for processes by signal")
+def test_only_processes_that_may_still_run_keep_their_trials() -> None:
+    host, process, token = studying.me().rsplit(" ", 2)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert studying.alive(studying.me())
+    assert studying.alive(f"{host} {os.getppid()} {token}")
+    assert studying.alive(f"other-{host} {ended.pid} {token}")
+    assert not studying.alive(f"{host} {ended.pid} {token}")
+    assert not studying.alive(f"{host} {process} of-an-earlier-process")
+
+
+def test_a_trial_that_nobody_signed_is_dropped_once_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"network": "n"}
+    notebook = studying.Storage.of(tmp_path / "search.log").notebook("s", {"a": (1.0, 2.0)}, marks)
+    notebook.study.ask()
+    notebook.sweep()
+    assert notebook.begin(1) is None  # the one trial may be under way
+    monkeypatch.setattr(studying, "PATIENCE", timedelta(0))
+    notebook.sweep()
+    assert notebook.begin(1) is not None
 
 
 def test_two_processes_share_the_trials_of_one_file(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import os
 import socket
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from entrim.errors import StorageError
 
 SAMPLERS = {"tpe": TPESampler, "random": RandomSampler}
 Ranges = Mapping[str, tuple[float, float]]
+PATIENCE = timedelta(minutes=1)
+"""How long a trial may go unsigned; its process signs it in the next moment."""
 _STRIDE = 1_000_003
 """Between the seeds of two searches, so that their trials do not share seeds."""
+_TOKEN = uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class Notebook:
         if self._counted() >= most:
             return None
         trial = self.study.ask()
-        trial.set_user_attr("by", _me())
+        trial.set_user_attr("by", me())
         if self._counted(trial.number) >= most:
             self.drop(trial.number)
             return None
@@ -112,7 +117,8 @@ class Notebook:
     def sweep(self) -> None:
         """Drop the trials of processes of this machine that were killed."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if not _alive(trial.user_attrs.get("by", "")):
+            by = trial.user_attrs.get("by")
+            if not (_just_begun(trial) if by is None else alive(by)):
                 self.drop(trial.number)
 
     def _counted(self, before: int | None = None) -> int:
@@ -202,15 +208,18 @@ def _quietly() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _me() -> str:
-    return f"{socket.gethostname()} {os.getpid()}"
+def me() -> str:
+    """Return what tells this process from all others, also from earlier ones of its number."""
+    return f"{socket.gethostname()} {os.getpid()} {_TOKEN}"
 
 
-def _alive(by: str) -> bool:
-    """Whether the process may still run; one of another machine may."""
-    host, _, process = by.rpartition(" ")
+def alive(by: str) -> bool:
+    """Whether the process `by` may still run; one of another machine may."""
+    host, process, token = by.rsplit(" ", 2)
     if host != socket.gethostname() or os.name != "posix":
         return True
+    if int(process) == os.getpid():
+        return token == _TOKEN
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
@@ -218,3 +227,9 @@ def _alive(by: str) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _just_begun(trial: FrozenTrial) -> bool:
+    """Whether the process of `trial` may be about to sign it."""
+    begun = trial.datetime_start
+    return begun is not None and datetime.now() - begun < PATIENCE

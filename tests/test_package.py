@@ -53,7 +53,7 @@ def test_the_demo_prints_a_table_in_which_entrim_beats_the_paper_and_chance():
 
 
 def test_the_core_imports_without_any_extra():
-    blocked = "import sys; sys.modules.update(dict.fromkeys(['scipy', 'sklearn']))"
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['scipy', 'sklearn', 'optuna']))"
     code = f"{blocked}; import entrim, torch; x = torch.eye(4); m = entrim.Moments.of(x, x)"
     run = subprocess.run(
         [sys.executable, "-c", f"{code}; print(entrim.solve(m).status.converged)"],

@@ -10,7 +10,8 @@ from entrim.moments import Moments
 from entrim.network import Latency, Measurement, apply_plan, measure, trace
 from entrim.pipeline import Sparsified, sparsify
 from entrim.plan import Plan
-from entrim.records import Record, Step
+from entrim.records import Record, SearchRecord, Step, Trial
+from entrim.searching import Searched, search
 from entrim.solver import (
     JointSolution,
     Outcome,
@@ -37,15 +38,19 @@ __all__ = [
     "Plan",
     "Record",
     "Refit",
+    "SearchRecord",
+    "Searched",
     "Solution",
     "Sparsified",
     "Status",
     "Step",
+    "Trial",
     "apply_plan",
     "load",
     "measure",
     "refit",
     "save",
+    "search",
     "select",
     "solve",
     "solve_for",

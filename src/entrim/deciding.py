@@ -1,6 +1,6 @@
 """Which channels of every group stay: one pass of the images, then group by group."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entrim.choose import Ask, Chosen, choose
@@ -107,6 +107,19 @@ def decide(
 ) -> dict[str, Chosen]:
     """Return the choice in every group that is asked for, and leave the moments on `grams`."""
     groups = collect(run, scene, asks, grams, quiet=quiet)
+    return choose_in(groups, run, scene, asks, grams, quiet=quiet)
+
+
+def choose_in(
+    groups: Sequence[Group],
+    run: Run,
+    scene: Scene,
+    asks: Mapping[str, Ask],
+    grams: Shelf,
+    *,
+    quiet: bool = False,
+) -> dict[str, Chosen]:
+    """Return the choice in every one of `groups`, whose moments lie on `grams`."""
     chosen = {}
     with run.stage("choose"):
         for done, group in enumerate(groups, 1):

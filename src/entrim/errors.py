@@ -93,6 +93,14 @@ class BudgetError(EntrimError, ValueError):
         )
 
 
+class SearchError(EntrimError, RuntimeError):
+    """A search found nothing, because every trial failed."""
+
+
+class StorageError(EntrimError, OSError):
+    """A search cannot be kept in this file, or the file holds another one."""
+
+
 class CalibrationWarning(UserWarning):
     """The images may not be what the network expects, or too few."""
 

@@ -11,16 +11,17 @@ from torch import nn
 from entrim import files
 from entrim.budget import Budget
 from entrim.budgeting import decide_within
+from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
 from entrim.errors import BadImagesError, CalibrationWarning, TraceError
 from entrim.images import Images, read_images
 from entrim.moments import MEMORY_LIMIT
-from entrim.network import cut, trace
+from entrim.network import Cut, cut, trace
 from entrim.network.capture import familiarity
 from entrim.network.follow import Example
 from entrim.network.shelf import Shelf
 from entrim.plan import Plan
-from entrim.rebuilding import rebuilt
+from entrim.rebuilding import cut_in, rebuilt
 from entrim.recording import recorded
 from entrim.records import Record, Step
 from entrim.run import Run
@@ -147,22 +148,34 @@ def sparsify(
         resamples=resamples,
         memory_limit=memory_limit,
     )
+    run = begin(model, images, settings, generator, on_step)
+    return _through(run, example_of(run, example))
+
+
+def begin(
+    model: nn.Module,
+    images: Images,
+    settings: Settings,
+    generator: torch.Generator | None,
+    on_step: Callable[[Step], None] | None,
+) -> Run:
+    """Return the run in which nothing has happened yet but that the images were read."""
     if not isinstance(model, nn.Module):
         raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     data = read_images(images, like.device, like.dtype)
-    run = Run(model, settings, data, generator, on_step or (lambda _: None))
-    return _through(run, data.batch(slice(0, _EXAMPLE)) if example is None else example)
+    return Run(model, settings, data, generator, on_step or (lambda _: None))
+
+
+def example_of(run: Run, example: Example | None) -> Example:
+    """Return what the network is traced with: `example`, or the first images."""
+    return run.images.batch(slice(0, _EXAMPLE)) if example is None else example
 
 
 def _through(run: Run, example: Example) -> Sparsified:
     """Go through all stages."""
-    with run.stage("trace"):
-        graph = trace(run.model, example)
-        scene = Scene.of(run, graph, run.images)
-        _check_images(run, scene)
-    run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
-    asks = run.settings.asks(graph, scene.alone)
+    scene = look(run, example)
+    asks = run.settings.asks(scene.graph, scene.alone)
     with Shelf(run.settings.memory_limit) as grams:
         allocation = None
         if run.settings.allocates:
@@ -170,15 +183,32 @@ def _through(run: Run, example: Example) -> Sparsified:
             asks = allocation.asks
         chosen = allocation.chosen if allocation else decide(run, scene, asks, grams)
         overlaps = stability(run, scene, asks, chosen)
-        with run.stage("rebuild"):
-            plan = rebuilt(run, scene, chosen, grams)
-        if not plan.kept:
+        done = build(run, scene, chosen, grams, example)
+        if not cut_in(scene, chosen):
             name_eps(run, scene, {name: asks[name] for name in chosen}, grams)
-    with run.stage("cut"):
-        done = cut(run.model, plan, example, graph=graph)
     run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
     record = recorded(run, scene, asks, chosen, overlaps, allocation, done, example)
     return Sparsified(model=done.model, plan=done.plan, record=record, original=run.model)
+
+
+def look(run: Run, example: Example) -> Scene:
+    """Return the network as it is looked at, traced and its images checked."""
+    with run.stage("trace"):
+        graph = trace(run.model, example)
+        scene = Scene.of(run, graph, run.images)
+        _check_images(run, scene)
+    run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
+    return scene
+
+
+def build(
+    run: Run, scene: Scene, chosen: Mapping[str, Chosen], grams: Shelf, example: Example
+) -> Cut:
+    """Return the network on the chosen channels: its weights solved again, then cut."""
+    with run.stage("rebuild"):
+        plan = rebuilt(run, scene, chosen, grams)
+    with run.stage("cut"):
+        return cut(run.model, plan, example, graph=scene.graph)
 
 
 def _check_images(run: Run, scene: Scene) -> None:

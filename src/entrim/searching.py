@@ -1,0 +1,232 @@
+"""With a metric at hand: eps tuned for each part of the network, cost against score."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from entrim.deciding import collect
+from entrim.errors import BadSettingError, MissingExtraError
+from entrim.hunting import STRENGTHS, Hunt, Range, Wanted
+from entrim.images import Calibration, Images
+from entrim.network.form import kind_of, named
+from entrim.network.shelf import Shelf
+from entrim.parts import Division, Parts, parts_of
+from entrim.pipeline import Sparsified, begin, example_of, look, sparsify
+from entrim.records import SearchRecord, Step, Trial, pareto
+from entrim.run import Run
+from entrim.settings import Settings
+from entrim.trying import Ground, Score
+
+if TYPE_CHECKING:
+    from entrim.studying import Storage
+
+OPTIONS = (
+    "batchnorm",
+    "correct",
+    "coupling",
+    "example",
+    "layers",
+    "memory_limit",
+    "mode",
+    "positions",
+    "preset",
+    "refit",
+    "ridge",
+    "round_to",
+    "skip",
+)
+"""Of `sparsify`; its other options are what a search decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Searched:
+    """What a search found: the record of all trials, and the way from a trial to its network."""
+
+    record: SearchRecord
+    original: nn.Module
+    """The network that was handed over, untouched."""
+    images: Calibration
+    options: Mapping[str, Any]
+    seed: int
+
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        """The trials that no other beats in cost and score, the cheapest first."""
+        return self.record.front
+
+    def best(self, *, params: float = 1.0, macs: float = 1.0) -> Trial:
+        """Return the trial of the best score with at most these fractions; of equals the cheapest.
+
+        All scored trials are looked at, also those behind the front.
+        """
+        scored = [trial for trial in self.record.trials if trial.score is not None]
+        fitting = [trial for trial in scored if trial.params <= params and trial.macs <= macs]
+        if not fitting:
+            least = min(scored, key=lambda trial: getattr(trial, self.record.cost))
+            raise BadSettingError(
+                f"no trial has at most {params:.1%} of the parameters and {macs:.1%} of the MACs; "
+                f"the cheapest has {least.params:.1%} and {least.macs:.1%}: ask for more, or "
+                "search on with more trials= or a larger eps_w="
+            )
+        return max(fitting, key=lambda t: (t.score, -getattr(t, self.record.cost), -t.number))
+
+    def sparsified(self, trial: Trial) -> Sparsified:
+        """Return the network of `trial` with its plan and record: `sparsify` at its eps."""
+        generator = torch.Generator().manual_seed(self.seed)
+        images = self.images.batch(slice(None))
+        return sparsify(
+            self.original, images, eps=trial.eps, generator=generator, **dict(self.options)
+        )
+
+
+def search(
+    model: nn.Module,
+    images: Images,
+    score: Score,
+    *,
+    patterns: Division = None,
+    trials: int = 50,
+    cost: str = "params",
+    eps_w: Range = STRENGTHS,
+    eps_l2: Range = STRENGTHS,
+    between: Range = (0.0, 1.0),
+    prune: float | None = 2.0,
+    storage: str | os.PathLike[str] | None = None,
+    name: str = "entrim",
+    sampler: str = "tpe",
+    seed: int = 0,
+    on_step: Callable[[Step], None] | None = None,
+    **options: Any,
+) -> Searched:
+    """Return what is found when eps is tuned for each part of the network, cost against score.
+
+    `score(small)` is your metric of a network in eval mode, the higher the better: accuracy on some
+    labelled images that are not those you report on. The moments of all layers are collected once;
+    a trial then chooses, rebuilds, cuts and scores. Needs the extra `search` (Optuna).
+
+    - `patterns`: the parts of the network that get their own eps: patterns as in `sparsify`, or
+      `{"early": "layer1.*", "late": ["layer2.*", "*"]}`; where several match, the first counts. By
+      default four parts of neighbouring groups. Name them where you know what belongs together.
+    - `trials`: so many in all, those of earlier runs and other processes on `storage` included.
+    - `cost`: "params", or "macs" where time matters more than size.
+    - `eps_w`, `eps_l2`: the ranges of |eps_w| and eps_l2, on a logarithmic scale. Narrow them to
+      search around a setting that you know.
+    - `between`: the fractions of the cost that you care for. Trials outside end once the channels
+      are chosen, before anything is rebuilt.
+    - `prune`: a trial also ends there if an earlier one costs no more and its layers lose so many
+      times less by an estimate without labels; None scores all.
+    - `storage`: a file that keeps every trial. Call again with the same file to go on after a stop
+      or a crash, from several processes at once to share the work: each returns when no trial is
+      left to begin, with what is known then. A file of another network, other images or other
+      settings is refused; for another `score` take another `name`.
+    - `name`: of the search in that file, which may hold several.
+    - `sampler`: "tpe", or "random" as the baseline. For comparisons.
+    - `seed`: the same seed finds the same, with one process.
+    - `on_step`: called with a `Step` after each batch and trial.
+    - `options`: `preset`, `mode`, `refit`, `correct`, `coupling`, `batchnorm`, `layers`, `skip`,
+      `round_to`, `ridge`, `positions`, `example` and `memory_limit` as in `sparsify`.
+
+    >>> import torch, entrim
+    >>> g = torch.Generator().manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    >>> x = torch.randn(300, 8, generator=g)
+    >>> y = net(x).argmax(1)
+    >>> found = entrim.search(net, x, lambda n: (n(x).argmax(1) == y).float().mean(), trials=8)
+    >>> best = found.best(params=0.8)
+    >>> small = found.sparsified(best).model
+    >>> small[0].out_features == best.widths["0"] < 16
+    True
+    """
+    wanted = Wanted(
+        trials=trials,
+        cost=cost,
+        eps_w=eps_w,
+        eps_l2=eps_l2,
+        between=between,
+        prune=prune,
+        sampler=sampler,
+        seed=seed,
+    )
+    if not callable(score):
+        raise BadSettingError(
+            f"score is a {type(score).__name__}: hand over a function of the network that returns "
+            "a number, the higher the better"
+        )
+    settings = _settings(options)
+    kept = _storage(storage)
+    generator = torch.Generator().manual_seed(seed)
+    run = begin(model, images, settings, generator, on_step)
+    example = example_of(run, options.get("example"))
+    scene = look(run, example)
+    with Shelf(settings.memory_limit) as grams:
+        groups = collect(run, scene, settings.asks(scene.graph, scene.alone), grams)
+        parts = parts_of(patterns, groups)
+        ground = Ground.of(run, scene, groups, grams, example)
+        notebook = kept.notebook(name, wanted.ranges(parts), _fingerprint(run, wanted, parts))
+        notebook.draws_by(sampler, seed)
+        hunt = Hunt(ground, notebook, parts, wanted, score)
+        intact = hunt.go()
+    tried = hunt.known()
+    record = SearchRecord(
+        model=type(model).__name__,
+        images=run.images.count,
+        cost=cost,
+        intact=intact,
+        settings={"parts": parts, **asdict(wanted), **asdict(settings)},
+        versions={package: version(package) for package in ("entrim", "torch", "optuna")},
+        front=pareto(tried, cost),
+        trials=tuple(tried),
+        seconds=dict(run.seconds),
+    )
+    return Searched(
+        record=record, original=model, images=run.images, options=dict(options), seed=seed
+    )
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    unknown = sorted(options.keys() - set(OPTIONS))
+    if unknown:
+        raise BadSettingError(
+            f"search does not take {', '.join(unknown)}: of sparsify it takes {', '.join(OPTIONS)}"
+        )
+    return Settings(**{key: value for key, value in options.items() if key != "example"})
+
+
+def _storage(file: str | os.PathLike[str] | None) -> "Storage":
+    try:
+        from entrim.studying import Storage
+    except ImportError as error:
+        raise MissingExtraError("search", "optuna", "search") from error
+    return Storage.of(None if file is None else Path(file))
+
+
+def _fingerprint(run: Run, wanted: Wanted, parts: Parts) -> dict[str, str]:
+    """Return what tells this search from others, in three digests."""
+    settings = {key: value for key, value in asdict(run.settings).items() if key != "memory_limit"}
+    space = (
+        dict(parts),
+        wanted.eps_w,
+        wanted.eps_l2,
+        wanted.cost,
+        sorted(settings.items(), key=str),
+    )
+    return {
+        "network": _digest(kind_of(run.model), dict(named(run.model))),
+        "images": _digest(repr(dict(run.images.fixed)), run.images.arguments),
+        "settings": _digest(repr(space), {}),
+    }
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    told = hashlib.sha256(text.encode())
+    for name, tensor in tensors.items():
+        told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        told.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return told.hexdigest()

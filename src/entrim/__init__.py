@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from entrim.distilling import distill
 from entrim.errors import EntrimError
 from entrim.files import load, save
 from entrim.graph import ChannelGraph
@@ -40,6 +41,7 @@ __all__ = [
     "Status",
     "Step",
     "apply_plan",
+    "distill",
     "load",
     "measure",
     "refit",

@@ -29,7 +29,7 @@ def sure(seed: int = 0) -> nn.Sequential:
     """Return a network that is sure of its classes, as a trained one is."""
     net = chain(seed)
     with torch.no_grad():
-        net[-1].weight *= 20  # pyright: ignore[reportArgumentType]
+        values_of(net)["9.weight"].mul_(20)
     return net
 
 
@@ -65,8 +65,9 @@ def test_the_network_comes_closer_to_the_original_on_images_never_seen(
 
 
 def test_digits_are_read_as_the_original_reads_them_more_often() -> None:
-    pixels = torch.as_tensor(load_digits().images).float()[:, None] / 16
-    labels = torch.as_tensor(load_digits().target)
+    flat, classes = load_digits(return_X_y=True)
+    pixels = torch.as_tensor(flat).float().view(-1, 1, 8, 8) / 16
+    labels = torch.as_tensor(classes)
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),

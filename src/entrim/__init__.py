@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from entrim.budget import Budget
+from entrim.distilling import distill
 from entrim.errors import EntrimError
 from entrim.files import load, save
 from entrim.graph import ChannelGraph
@@ -46,6 +47,7 @@ __all__ = [
     "Step",
     "Trial",
     "apply_plan",
+    "distill",
     "load",
     "measure",
     "refit",

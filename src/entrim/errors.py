@@ -56,6 +56,10 @@ class LoadError(EntrimError, ValueError):
     """A saved network is damaged, of a newer format, or of another network."""
 
 
+class CheckpointError(EntrimError, ValueError):
+    """A checkpoint is damaged, or belongs to another run."""
+
+
 class DataError(EntrimError, OSError):
     """A dataset or a pre-trained network cannot be had."""
 
@@ -111,3 +115,7 @@ class NothingCutWarning(UserWarning):
 
 class RolledBackWarning(UserWarning):
     """A group was left at its full width, because the network's own code cannot follow its cut."""
+
+
+class DivergedWarning(UserWarning):
+    """A training ended in NaN or infinity; the best state before that is handed out."""

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from entrim import atomic
 from entrim.errors import LoadError, PlanError, SaveError
 from entrim.network.form import Form, Origin, kind_of, named, tensors_of
 from entrim.plan import Plan
@@ -71,11 +71,11 @@ def save(
         _refuse_foreign(place)
         if not place.is_dir():
             place.mkdir(parents=True, exist_ok=True)
-            _sync_folder(place.parent)
+            atomic.sync_folder(place.parent)
         with _alone(place):
             _sweep(place)
-            _write(place / _weights_file(digest), weights)
-            _write(place / _MANIFEST, _lines(manifest).encode())
+            atomic.write(place / _weights_file(digest), weights)
+            atomic.write(place / _MANIFEST, _lines(manifest).encode())
             with suppress(OSError):  # the new save is complete; the next one sweeps again
                 _sweep(place)
     except SaveError:
@@ -236,31 +236,6 @@ def _sweep(place: Path) -> None:
     for entry in list(place.iterdir()):
         if _OURS.fullmatch(entry.name) and entry.name not in keep:
             entry.unlink(missing_ok=True)
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Put `content` into `file` in one step, and on the disk before returning."""
-    part = file.with_name(f".entrim-{uuid.uuid4().hex}.part")
-    try:
-        with part.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(file)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    _sync_folder(file.parent)
-
-
-def _sync_folder(place: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

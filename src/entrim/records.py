@@ -73,6 +73,34 @@ class TradeOff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distilled:
+    """What training the smaller network towards the original has done."""
+
+    images: int
+    """How many were learned from."""
+    held_out: int
+    """How many others told when to stop."""
+    settings: Mapping[str, Any]
+    before: float
+    """The loss on the images held out, at the start."""
+    after: float
+    """The same of the network that was handed out."""
+    epochs: int
+    """How many were run."""
+    best: int
+    """The epoch whose network was handed out; 0 is the start."""
+    ending: str
+    """The sentence that says why it ended."""
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"distilled on {self.images} images for {self.epochs} epochs in {self.seconds:.1f} s: "
+            f"loss on {self.held_out} others {self.before:.4g} -> {self.after:.4g}; {self.ending}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """Everything that happened on the way from a network to a smaller one."""
 
@@ -94,6 +122,8 @@ class Record:
     """By stage."""
     notes: tuple[str, ...]
     """What the user was warned about."""
+    distilled: Distilled | None = None
+    """The training that followed, where there was one."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -110,7 +140,8 @@ class Record:
             for group in self.groups
         ]
         stages = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
-        return "\n".join([*lines, stages, *(f"note: {note}" for note in self.notes)])
+        after = [stages] if self.distilled is None else [stages, str(self.distilled)]
+        return "\n".join([*lines, *after, *(f"note: {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +149,16 @@ class Step:
     """One step of a run, for whoever shows progress."""
 
     stage: str
-    """trace, collect, choose, sense, allocate, rebuild, cut or search."""
+    """trace, collect, choose, sense, allocate, rebuild or cut; search; distill."""
     name: str
-    """What was finished: a batch, a group, a layer, a trial."""
+    """What was finished: a batch, a group, a layer, a trial, an epoch."""
     done: int
     total: int
     detail: str = ""
+    loss: float | None = None
+    """Of the batch, in a training."""
+    seconds_left: float | None = None
+    """Where it can be told, as if no early stop came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,12 @@ def named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     )
 
 
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers as they are stored, shared ones once."""
+    pairs = chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach() for name, tensor in pairs}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """Everything about a network but its class and the values of its tensors."""

@@ -82,7 +82,7 @@ class Bench:
             args, kwargs = pytree.tree_map_only(Tensor, _doubled, (args, kwargs))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(still, windows) as seen:
             torch.manual_seed(0)
-            return [*_leaves(still(*args, **kwargs)), *seen]
+            return [*leaves(still(*args, **kwargs)), *seen]
 
 
 @contextmanager
@@ -144,15 +144,16 @@ def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _leaves(output: Any) -> list[Tensor]:
+def leaves(output: Any) -> list[Tensor]:
+    """Return the tensors and numbers that a network puts out, in their order."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, int | float | bool):
         return [torch.tensor(output)]
     if isinstance(output, Mapping):
-        return [leaf for value in output.values() for leaf in _leaves(value)]
+        return [leaf for value in output.values() for leaf in leaves(value)]
     if isinstance(output, list | tuple):
-        return [leaf for value in output for leaf in _leaves(value)]
+        return [leaf for value in output for leaf in leaves(value)]
     if is_dataclass(output):
-        return [leaf for f in fields(output) for leaf in _leaves(getattr(output, f.name))]
+        return [leaf for f in fields(output) for leaf in leaves(getattr(output, f.name))]
     return []

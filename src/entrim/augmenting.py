@@ -1,0 +1,74 @@
+"""Images seen a little differently each time, drawn from a generator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from entrim.errors import BadSettingError
+
+Batch = Tensor | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augmentation:
+    """Shifts, filled up by reflection, and flips of left and right.
+
+    A shift leaves nearly every image what it was. A flip does not: a mirrored digit is no digit.
+    """
+
+    shift: float = 0.0
+    """The largest, as a part of the height and of the width."""
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shift <= 0.5:
+            raise BadSettingError(
+                f"shift is {self.shift}: it is a part of the image, from 0 to 0.5 (0 for none)"
+            )
+
+    def changes(self, batch: Batch) -> bool:
+        """Whether anything in `batch` can look different."""
+        return any(
+            self.flip or any(self._most(tensor)) for tensor in _values(batch) if _is_image(tensor)
+        )
+
+    def __call__(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Return `batch` with every image changed in its own way, alike in all its arguments."""
+        if not self.changes(batch):
+            return batch
+        count = next(len(tensor) for tensor in _values(batch) if _is_image(tensor))
+        share = torch.rand(2, count, generator=generator)
+        flipped = torch.rand(count, generator=generator) < 0.5
+        if isinstance(batch, Tensor):
+            return self._moved(batch, share, flipped)
+        return {
+            name: self._moved(value, share, flipped) if _is_image(value) else value
+            for name, value in batch.items()
+        }
+
+    def _most(self, images: Tensor) -> list[int]:
+        """Return the largest shift down and to the right, in pixels."""
+        return [round(self.shift * side) for side in images.shape[2:]]
+
+    def _moved(self, images: Tensor, share: Tensor, flipped: Tensor) -> Tensor:
+        (high, wide), (height, width) = self._most(images), images.shape[2:]
+        padded = F.pad(images, (wide, wide, high, high), mode="reflect")
+        top = (share[0] * (2 * high + 1)).long()[:, None] + torch.arange(height)
+        left = (share[1] * (2 * wide + 1)).long()[:, None] + torch.arange(width)
+        if self.flip:
+            left = torch.where(flipped[:, None], left.flip(1), left)
+        every, planes = torch.arange(len(images)), torch.arange(images.shape[1])
+        place = (every[:, None, None, None], planes[:, None, None], top[:, None, :, None])
+        return padded[(*place, left[:, None, None, :])]
+
+
+def _values(batch: Batch) -> list[Any]:
+    return [batch] if isinstance(batch, Tensor) else list(batch.values())
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()

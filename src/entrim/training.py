@@ -1,0 +1,274 @@
+"""One training loop that can be stopped, killed and resumed to the same bits.
+
+Everything random in an epoch follows from the seed and the number of the epoch; what a checkpoint
+holds decides the rest: tensors of the network, of its best state and of the optimiser, the states
+of the random generators, and how far the run is. The learning rate is a function of the step.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
+from entrim.errors import BadSettingError
+from entrim.network.follow import copied
+from entrim.network.form import values_of
+from entrim.recipes import OPTIMISERS, SCHEDULES, Recipe, Task, Trained
+from entrim.records import Step
+
+EVERY = 30.0
+"""Seconds between two checkpoints; the end of a run writes one too."""
+
+
+def train(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    *,
+    checkpoint: Path | None = None,
+    every: float = EVERY,
+    stage: str = "train",
+    on_step: Callable[[Step], None] | None = None,
+) -> Trained:
+    """Return a trained copy of `model`, in the state with the least loss on the images held out.
+
+    With `checkpoint`, a file, the run is written there every so many seconds and goes on from
+    there, to the same bits on the same machine and number of threads; a finished one is handed out
+    at once. Parameters that do not ask for gradients stay as they are.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadSettingError(
+            "no parameter of the network asks for gradients: call model.requires_grad_(True)"
+        )
+    identity = {
+        "settings": json.dumps(asdict(recipe)),
+        "network": fingerprint(values_of(model).values()),
+        "images or aims": task.identity,
+    }
+    with _own_randomness(), torch.enable_grad():
+        run = _Run(copied(model), task, recipe, stage, on_step or (lambda _: None))
+        save = _nothing if checkpoint is None else run.writer(checkpoint, identity, every)
+        if checkpoint is not None:
+            run.resume(read_checkpoint(checkpoint, identity))
+        return run.to_the_end(save, modes=[module.training for module in model.modules()])
+
+
+@dataclass(slots=True)
+class _State:
+    """How far a run is, as plain values."""
+
+    epoch: int = 0
+    step: int = 0
+    """Batches of this epoch that are done."""
+    total: float = 0.0
+    """The sum of their losses."""
+    before: float = math.nan
+    after: float = math.nan
+    best: int = 0
+    history: list[tuple[float, float]] = field(default_factory=list)
+    ending: str = ""
+    diverged: bool = False
+    seconds: float = 0.0
+
+
+class _Run:
+    """A run: the network that learns, what it needs, and how far it is."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        stage: str,
+        on_step: Callable[[Step], None],
+    ) -> None:
+        self.model, self.task, self.recipe = model, task, recipe
+        self.stage, self.on_step = stage, on_step
+        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimiser = OPTIMISERS[recipe.optimiser](
+            learns, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        self.generator = torch.Generator()
+        self.batches = math.ceil(task.count / recipe.batch)
+        self.state = _State()
+        self.best: dict[str, Tensor] = {}
+        self.random: dict[str, Any] | None = None
+        """The states of the random generators in the middle of an epoch that is resumed."""
+        self.begun = time.perf_counter()
+
+    def to_the_end(self, save: Callable[[bool], None], modes: list[bool]) -> Trained:
+        """Run the epochs that are left, and hand out the best state in the given modes."""
+        state = self.state
+        if not self.best:
+            state.before = state.after = self._held_out()
+            if not math.isfinite(state.before):
+                raise BadSettingError(
+                    "the loss is NaN or infinite before anything is trained: check that both "
+                    "networks give numbers on these images"
+                )
+            self.best = _cloned(self.model)
+        while not state.ending:
+            self._epoch(save)
+        save(True)
+        _put(self.model, self.best)
+        for module, mode in zip(self.model.modules(), modes, strict=True):
+            module.training = mode
+        self.optimiser.zero_grad()
+        return Trained(
+            model=self.model,
+            before=state.before,
+            after=state.after,
+            best=state.best,
+            history=tuple(state.history),
+            ending=state.ending,
+            diverged=state.diverged,
+            seconds=self._seconds(),
+        )
+
+    def _epoch(self, save: Callable[[bool], None]) -> None:
+        """Run one epoch, or what is left of it."""
+        state = self.state
+        order = self._order()
+        for index in order.tensor_split(self.batches)[state.step :]:
+            loss = self._learn(index)
+            if not math.isfinite(loss):
+                return self._diverged()
+            state.step, state.total = state.step + 1, state.total + loss
+            self._tell(loss)
+            save(False)
+        held_out = self._held_out()
+        if not math.isfinite(held_out):
+            return self._diverged()
+        state.history.append((state.total / self.batches, held_out))
+        state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
+        if held_out < state.after:
+            state.after, state.best, self.best = held_out, state.epoch, _cloned(self.model)
+        patience = self.recipe.patience
+        if state.epoch == self.recipe.epochs:
+            state.ending = "all epochs were run"
+        elif patience is not None and state.epoch - state.best >= patience:
+            state.ending = f"stopped early: no better for {patience} epochs"
+        return None
+
+    def _order(self) -> Tensor:
+        """Return the order of the images in this epoch, and put the random generators there."""
+        seed = (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)
+        order = torch.randperm(self.task.count, generator=self.generator)
+        if self.random is not None and self.state.step > 0:
+            self.generator.set_state(self.random["own"])
+            torch.set_rng_state(self.random["cpu"])
+            torch.cuda.set_rng_state_all(self.random["cuda"])
+        self.random = None
+        return order
+
+    def _learn(self, index: Tensor) -> float:
+        """Take one step on the images of these numbers, unless their loss is not a number."""
+        done = (self.state.epoch * self.batches + self.state.step) / (
+            self.recipe.epochs * self.batches
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.learning_rate * SCHEDULES[self.recipe.schedule](done)
+        self.model.train(self.recipe.mode == "train")
+        self.optimiser.zero_grad()
+        loss = self.task.loss(self.model, index, self.generator)
+        value = loss.item()
+        if math.isfinite(value):
+            loss.backward()
+            self.optimiser.step()
+        return value
+
+    @torch.no_grad()
+    def _held_out(self) -> float:
+        self.model.eval()
+        return float(self.task.held_out(self.model))
+
+    def _diverged(self) -> None:
+        self.state.diverged = True
+        self.state.ending = (
+            f"the loss became NaN or infinite in epoch {self.state.epoch + 1}: lower learning_rate"
+        )
+
+    def _seconds(self) -> float:
+        return self.state.seconds + time.perf_counter() - self.begun
+
+    def _tell(self, loss: float) -> None:
+        state, total = self.state, self.recipe.epochs * self.batches
+        done = state.epoch * self.batches + state.step
+        self.on_step(
+            Step(
+                stage=self.stage,
+                name=f"epoch {state.epoch + 1}",
+                done=done,
+                total=total,
+                detail=f"loss {loss:.4g}, on images held out {state.after:.4g}",
+                loss=loss,
+                seconds_left=self._seconds() / done * (total - done),
+            )
+        )
+
+    def writer(self, file: Path, identity: dict[str, str], every: float) -> Callable[[bool], None]:
+        """Return what writes the run to `file` when its time has come, or when it must."""
+        last = time.perf_counter()
+
+        def save(must: bool) -> None:
+            nonlocal last
+            if must or time.perf_counter() - last >= every:
+                write_checkpoint(file, identity, self._held())
+                last = time.perf_counter()
+
+        return save
+
+    def _held(self) -> dict[str, Any]:
+        """Return everything that the rest of the run depends on."""
+        return {
+            "progress": {**asdict(self.state), "seconds": self._seconds()},
+            "model": values_of(self.model),
+            "best": self.best,
+            "optimiser": self.optimiser.state_dict(),
+            "random": {
+                "own": self.generator.get_state(),
+                "cpu": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all(),
+            },
+        }
+
+    def resume(self, held: dict[str, Any] | None) -> None:
+        """Go back to where `_held` was asked."""
+        if held is None:
+            return
+        self.state = _State(**held["progress"])
+        self.state.history = [(a, b) for a, b in self.state.history]
+        _put(self.model, held["model"])
+        self.best = held["best"]
+        self.optimiser.load_state_dict(held["optimiser"])
+        self.random = held["random"]
+
+
+def _cloned(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in values_of(model).items()}
+
+
+def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    for name, tensor in values_of(model).items():
+        tensor.copy_(tensors[name])
+
+
+def _nothing(_: bool) -> None:
+    """Write no checkpoint."""
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Let seeds be set inside, for dropout, and put the caller's random numbers back."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield

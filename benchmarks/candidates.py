@@ -1,0 +1,219 @@
+"""What tells the damage of a cut: candidates for the allocation, at equal budgets.
+
+`python -m benchmarks.candidates` measures what its ledger lacks and writes the table; with names of
+networks only those. Needs ENTRIM_ASSETS.
+"""
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import entrim
+from benchmarks.allocation import Bench
+from benchmarks.cifar import DEV, percent_right
+from benchmarks.ledger import Ledger
+from benchmarks.record import table, write
+from entrim import budgeting
+from entrim.allocate import Damage, Market
+from entrim.budgeting import sense
+from entrim.network.capture import gram_of
+from entrim.network.refitting import masked_tensors, refit_alone
+
+NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56")
+TIMES = (2.0, 3.0)
+DRAWS = 4
+"""Labels drawn from the network's own probabilities for each image."""
+
+
+def divergence(bench: Bench) -> Market:
+    """The divergence of the outputs with one group cut: the default."""
+    return bench.market
+
+
+def with_images(count: int) -> Callable[[Bench], Market]:
+    """Return the default with another number of images."""
+
+    def sensed(bench: Bench) -> Market:
+        before, budgeting.SENSED = budgeting.SENSED, count
+        try:
+            return sense(bench.run, bench.scene, bench.ladders, bench.grams, bench.example)[1]
+        finally:
+            budgeting.SENSED = before
+
+    return sensed
+
+
+def second_round(bench: Bench) -> Market:
+    """The divergence again, with the other groups held at the first allocation of 2x."""
+    limits = entrim.Budget(macs=0.5).limits(bench.market.sizes)
+    held = bench.at(bench.market.filled(bench.market.way_down(limits)[-1], limits).widths)
+    trials = {n: [ladder.kept(w) for w in ladder.widths] for n, ladder in bench.ladders.items()}
+    found = {
+        name: dict(
+            zip(bench.ladders[name].widths, (move.divergence for move in moves), strict=True)
+        )
+        for name, moves in bench.sensor.look(trials, held)
+    }
+    return replace(bench.market, damages={name: Damage.of(part) for name, part in found.items()})
+
+
+def layer_error(bench: Bench) -> Market:
+    """The squared errors of the layers that read a group, relative to their variance."""
+    damages = {}
+    for name, ladder in bench.ladders.items():
+        damages[name] = Damage.of({w: _refitted(bench, name, w)[1] for w in ladder.widths})
+    return replace(bench.market, damages=damages)
+
+
+def _refitted(bench: Bench, name: str, width: int) -> tuple[dict[str, Tensor], float]:
+    """Return the tensors with one group cut and its readers refitted, and their summed error."""
+    graph, original = bench.scene.graph, bench.scene.task.tensors
+    kept = bench.ladders[name].kept(width)
+    if width == bench.market.whole[name]:
+        return dict(original), 0.0
+    stays = graph.stays({name: kept})
+    tensors = masked_tensors(graph, stays, original)
+    ridge = bench.run.settings.ridge
+    fits = [
+        refit_alone(r, gram_of(bench.grams, r.site.layer), stays, original, tensors, ridge)
+        for r in bench.scene.reading(graph.group(name))
+    ]
+    return tensors, sum((fit.error for fit in fits), 0.0)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What one layer reads and puts out, and the gradients of drawn log-probabilities there."""
+
+    x: Tensor | None = None
+    y: Tensor | None = None
+    gradients: list[Tensor] = field(default_factory=list)
+
+
+def output_gradients(bench: Bench) -> Market:
+    """Half the mean square of the change that output gradients foresee: no pass behind a layer.
+
+    To second order the divergence is half the mean of (g . change)^2 with g the gradient of the
+    log-probability of a label drawn from the network's own outputs.
+    """
+    model, images = bench.subject.model, bench.subject.images[: budgeting.SENSED]
+    names = {r.site.layer for n in bench.ladders for r in _readers(bench, n)}
+    watched = {name: _Watched() for name in names}
+    hooks = [model.get_submodule(n).register_forward_hook(_hook(watched[n])) for n in names]
+    g = torch.Generator().manual_seed(0)
+    try:
+        logs = functional.log_softmax(model(images), 1)
+        for _ in range(DRAWS):
+            drawn = torch.multinomial(logs.detach().exp(), 1, generator=g)
+            outputs = [seen.y for seen in watched.values() if seen.y is not None]
+            found = torch.autograd.grad(logs.gather(1, drawn).sum(), outputs, retain_graph=True)
+            for seen, gradient in zip(watched.values(), found, strict=True):
+                seen.gradients.append(gradient)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    damages = {}
+    for name, ladder in bench.ladders.items():
+        measured = {w: _foreseen(bench, name, w, watched) for w in ladder.widths}
+        damages[name] = Damage.of(measured)
+    return replace(bench.market, damages=damages)
+
+
+def _readers(bench: Bench, name: str) -> list[Any]:
+    return bench.scene.reading(bench.scene.graph.group(name))
+
+
+def _hook(seen: _Watched) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def keep(_: nn.Module, x: tuple[Tensor, ...], y: Tensor) -> None:
+        seen.x, seen.y = x[0].detach(), y
+
+    return keep
+
+
+@torch.no_grad()
+def _foreseen(bench: Bench, name: str, width: int, watched: Mapping[str, _Watched]) -> float:
+    tensors, _ = _refitted(bench, name, width)
+    original = bench.scene.task.tensors
+    total: Any = 0.0
+    for reader in _readers(bench, name):
+        layer, seen = (
+            bench.subject.model.get_submodule(reader.site.layer),
+            watched[reader.site.layer],
+        )
+        assert seen.x is not None
+        assert seen.y is not None
+        mine = {key: tensors[f"{reader.site.layer}.{key}"] for key, _ in layer.named_parameters()}
+        change = torch.func.functional_call(layer, mine, seen.x) - seen.y
+        home = reader.site.bias_home or ""
+        if home.startswith("batchnorm:"):
+            mean = f"{home.removeprefix('batchnorm:')}.running_mean"
+            moved = tensors[mean] - original[mean]
+            change = change - moved.view(-1, *[1] * (change.dim() - 2))
+        total = total + torch.stack([(g * change).flatten(1).sum(1) for g in seen.gradients])
+    return float(total.square().mean() / 2)
+
+
+WAYS: dict[str, Callable[[Bench], Market]] = {
+    "divergence of the outputs, 256 images (default)": divergence,
+    "64 images": with_images(64),
+    "500 images": with_images(500),
+    "again with the others held, a second round": second_round,
+    "relative errors of the layers": layer_error,
+    "output gradients instead of passes": output_gradients,
+}
+
+
+def measure(name: str, ledger: Ledger) -> None:
+    """Measure every candidate on one network."""
+    bench = Bench.of(name)
+    tests, labels = bench.subject.tests[DEV], bench.subject.labels[DEV]
+    for way, find in WAYS.items():
+        market: list[Market] = []
+        for times in TIMES:
+
+            def once(
+                times: float = times, find: Any = find, market: Any = market
+            ) -> dict[str, Any]:
+                begin = time.perf_counter()
+                if not market:
+                    market.append(find(bench))
+                seconds = time.perf_counter() - begin
+                limits = entrim.Budget(macs=1 / times).limits(market[0].sizes)
+                at = market[0].filled(market[0].way_down(limits)[-1], limits)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model = bench.finished(bench.at(at.widths)).model
+                right = percent_right(model, tests, labels)
+                return {"seconds": round(seconds, 1), "dev": right, "widths": at.widths}
+
+            ledger.point(f"{name} | {way} | {times}", once)
+
+
+def main() -> None:
+    """Measure what is asked for, then write the table of all that is known."""
+    if not os.environ.get("ENTRIM_ASSETS"):
+        print("skipped: the pre-trained networks are looked for in ENTRIM_ASSETS, which is unset")
+        return
+    ledger = Ledger.called("candidates")
+    for name in sys.argv[1:] or NETWORKS:
+        measure(name, ledger)
+    points = ledger.points()
+    rows = []
+    for way in WAYS:
+        cells = [points.get(f"{n} | {way} | {t}") for n in NETWORKS for t in TIMES]
+        rows.append([way, *(f"{c['dev']:.2f}" if c else "not run" for c in cells)])
+    header = ("damage by", *(f"{name}, {times}x" for name in NETWORKS for times in TIMES))
+    note = "Accuracy in percent on test images 0-1,999, 500 images to look at, nothing trained."
+    print(write("candidates", "python -m benchmarks.candidates", [note, table(header, rows)]))
+
+
+if __name__ == "__main__":
+    main()

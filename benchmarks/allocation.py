@@ -25,7 +25,7 @@ from benchmarks.record import table, verdict, write
 from entrim.allocate import Market, over
 from entrim.budgeting import Ladder, climb, sense
 from entrim.choose import Chosen
-from entrim.deciding import Scene, decide
+from entrim.deciding import Scene, choose_in
 from entrim.experiments import load_mnist, normalisation
 from entrim.images import read_images
 from entrim.network.sensing import Sensor
@@ -44,7 +44,9 @@ BUDGETS = {
 PEER = "cifar10_resnet56", "2.1x fewer MACs", entrim.Budget(macs=1 / 2.1)
 """Where a peer reports what it reaches after sparse training with labels."""
 DISTILLED = ("25% of the parameters", "10% of the parameters", "2.0x fewer MACs")
-"""Where the larger networks are distilled, for time."""
+"""Where the larger networks are distilled, and cut at random, for time."""
+SMALL = ("lenet", "cifar10_resnet20")
+RANDOM = "allocation, random channels"
 EPS = [10 ** (-exponent / 2) for exponent in range(14, 2, -1)]
 
 
@@ -125,8 +127,8 @@ def one_eps(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]] |
         if eps not in bench.by_eps:
             run = replace(bench.run, settings=Settings(eps_w=-eps, eps_l2=eps))
             asks = run.settings.asks(bench.scene.graph, bench.scene.alone)
-            asks = {name: asks[name] for name in bench.ladders}
-            bench.by_eps[eps] = decide(run, bench.scene, asks, bench.grams, quiet=True)
+            groups = [ladder.group for ladder in bench.ladders.values()]
+            bench.by_eps[eps] = choose_in(groups, run, bench.scene, asks, bench.grams, quiet=True)
         kept = {name: found.kept for name, found in bench.by_eps[eps].items()}
         widths = {**bench.market.whole, **{name: len(units) for name, units in kept.items()}}
         if not over(bench.market.costs.at(widths), limits):
@@ -175,7 +177,7 @@ WAYS: dict[str, Callable[[Bench, entrim.Budget], Any]] = {
     "allocation": allocated,
     "uniform": uniform,
     "one eps": one_eps,
-    "allocation, random channels": drawn,
+    RANDOM: drawn,
     "torch-pruning": torch_pruned,
 }
 
@@ -214,7 +216,12 @@ def measure(name: str, ledger: Ledger) -> None:
     budgets = dict(BUDGETS)
     if name == PEER[0]:
         budgets[PEER[1]] = PEER[2]
-    keys = {f"{name} | {b} | {way}": (b, way) for b in budgets for way in WAYS}
+    keys = {
+        f"{name} | {b} | {way}": (b, way)
+        for b in budgets
+        for way in WAYS
+        if way != RANDOM or name in SMALL or b in DISTILLED
+    }
     missing = {key: cell for key, cell in keys.items() if key not in known}
     if not missing:
         return
@@ -224,7 +231,7 @@ def measure(name: str, ledger: Ledger) -> None:
     ledger.point(f"{name} | intact", lambda: intact)
     ledger.point(f"{name} | stages", lambda: {"seconds": dict(bench.run.seconds)})
     for key, (budget, way) in missing.items():
-        distil = name in ("lenet", "cifar10_resnet20") or budget in DISTILLED
+        distil = name in SMALL or budget in DISTILLED
         ledger.point(key, lambda b=budgets[budget], w=way, d=distil: point(bench, w, b, d))
 
 

@@ -13,6 +13,7 @@ from entrim.images import Calibration
 from entrim.network.follow import arguments, copied
 from entrim.network.form import values_of
 from entrim.network.proof import leaves
+from entrim.network.sensing import are_logits
 from entrim.recipes import Task
 
 VIEWS = 4
@@ -73,11 +74,6 @@ def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
     """Return the floating tensors that `model` puts out."""
     args, kwargs = arguments(batch)
     return [leaf for leaf in leaves(model(*args, **kwargs)) if leaf.is_floating_point()]
-
-
-def are_logits(found: list[Tensor]) -> bool:
-    """Whether a network puts out scores of classes: one matrix of several columns."""
-    return len(found) == 1 and found[0].dim() == 2 and found[0].shape[1] > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -84,15 +84,22 @@ def sparsify(
     of a group or of a layer that produces its channels, as `trace` lists them; where several match,
     the first counts.
 
-    - `eps_w`, `eps_l2` (-1e-4, 1e-4): how strongly few channels are wanted; more cuts more.
-      `eps={pattern: (eps_w, eps_l2)}` sets them for some groups.
-    - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction, instead of eps;
-      groups that it does not name stay whole unless eps is given too.
-      Channels that are zero on all images, or copies of others, are not kept to fill a width up.
-    - `budget=Budget(params=0.3)`: what may remain, instead of eps or widths. Every group is cut on
-      its own to see what that does to the outputs, and the widths are chosen so that the damage is
-      least; `record.tradeoff` holds the way there.
-    - `selector`: how channels are chosen at given widths; see `select`. For comparisons.
+    How small: one of the following three. Without any, the widths are those of the knee, where
+    cutting more would begin to cost more than it saves; `record.tradeoff` holds the whole curve.
+
+    - `budget=Budget(params=0.3)`: what may remain. Every group is cut on its own to see what that
+      does to the outputs, and the widths are those that hurt least under the budget.
+    - `eps_w`, `eps_l2`: how strongly few channels are wanted, as in the paper; more cuts more.
+      `eps={pattern: (eps_w, eps_l2)}` sets them for some groups; -1e-4 and 1e-4 where only the
+      other one is given.
+    - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction; groups that it
+      does not name stay whole unless eps is given too. Channels that are zero on all images, or
+      copies of others, are not kept to fill a width up.
+
+    And how:
+
+    - `selector`: how channels are chosen at given widths, see `select`; "entropic" by default,
+      "greedy" under a budget. For comparisons.
     - `layers`, `skip`: look at these groups only; leave these alone.
     - `preset="paper"`: the method as published: every layer alone, no refit, only channels that one
       layer makes and one layer reads.

@@ -73,7 +73,7 @@ class Sensor:
     def silence(self) -> float:
         """Return the divergence of outputs that do not depend on the image any more."""
         mean = [t.double().mean(0, keepdim=True).expand_as(t) for t in self.wanted]
-        if _logits(self.wanted):
+        if are_logits(self.wanted):
             mean = [t.double().softmax(1).mean(0).log().expand_as(t) for t in self.wanted]
         return moved(mean, self.wanted).divergence
 
@@ -149,13 +149,13 @@ def moved(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Moved:
         apart += float((a.double() - b.double()).square().sum())
         spread += float((b.double() - b.double().mean(0)).square().sum())
     error = apart / spread if spread > 0 else apart
-    if not _logits(wanted):
+    if not are_logits(wanted):
         return Moved(error, error)
     logs = [functional.log_softmax(t.double(), 1) for t in (found[0], wanted[0])]
     return Moved(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
 
 
-def _logits(outputs: Sequence[Tensor]) -> bool:
+def are_logits(outputs: Sequence[Tensor]) -> bool:
     """Whether the outputs are one matrix of several columns: the logits of a classifier."""
     return len(outputs) == 1 and outputs[0].dim() == 2 and outputs[0].shape[1] > 1
 

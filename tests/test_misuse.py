@@ -26,6 +26,9 @@ MISUSES = {
     "entrim.sparsify(net, x, widths=0.5)": "BadSettingError: widths is 0.5: hand over a dict",
     "entrim.sparsify(net, x, eps=(-1e-3, 1e-3))": "BadSettingError: eps is (-0.001, 0.001)",
     'entrim.sparsify(net, x, widths={"0": "2"})': "BadSettingError: the width of 0 is '2'",
+    "entrim.sparsify(net, x, budget=0.5)": "BadSettingError: budget is 0.5: hand over entrim.Budg",
+    'entrim.Budget(params="half")': "BadSettingError: params is 'half': hand over the fraction",
+    'entrim.Budget(latency="5ms")': "BadSettingError: latency is '5ms': hand over seconds, above 0",
     "entrim.distill(net, x)": "BadSettingError: this is a Sequential: hand over what entrim.spars",
     "entrim.distill(entrim.Sparsified(model=net, plan=None, record=None, original=None), "
     "torch.rand(40, 8))": "BadSettingError: the teacher is a NoneType: pass teacher=, the network",

@@ -46,7 +46,8 @@ class Budget:
                 )
         for name, unit in (("latency", "seconds"), ("max_error", "a share of the variance")):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            number = isinstance(value, int | float) and 0 < value < math.inf
+            if value is not None and not number:
                 raise BadSettingError(f"{name} is {value!r}: hand over {unit}, above 0")
 
     @property

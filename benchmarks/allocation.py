@@ -148,13 +148,22 @@ def drawn(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]]:
 
 
 def torch_pruned(bench: Bench, budget: entrim.Budget) -> nn.Module | None:
-    """Return what torch-pruning's global magnitude gives at the least ratio that keeps it."""
+    """Return what torch-pruning's global magnitude gives at the least ratio that keeps it.
+
+    Only channels that one layer makes and one reads: behind a padded shortcut its network does not
+    run.
+    """
     limits = budget.limits(bench.market.sizes)
+    alone = {g.name for g in bench.scene.graph.groups if bench.scene.alone(g)}
     low, high, best = 0.0, 1.0, None
     for _ in range(9):
         ratio = (low + high) / 2
         model = copy.deepcopy(bench.subject.model)
-        last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+        kept: list[nn.Module] = [
+            layer
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.Conv2d | nn.Linear) and name not in alone
+        ]
         tp.pruner.MagnitudePruner(
             model,
             bench.example,
@@ -162,7 +171,7 @@ def torch_pruned(bench: Bench, budget: entrim.Budget) -> nn.Module | None:
             global_pruning=True,
             pruning_ratio=ratio,
             max_pruning_ratio=0.98,
-            ignored_layers=[last],
+            ignored_layers=kept,
         ).step()
         cost = entrim.measure(model, bench.example, repeats=2)
         sizes = {"params": cost.params, "macs": cost.macs, "bytes": cost.bytes}

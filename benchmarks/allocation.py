@@ -361,7 +361,7 @@ def main() -> None:
         "brackets the parameters and MACs that remain, in percent. Nothing is trained but under "
         "`+ distill`, which learns from the same 500 images. All ways but torch-pruning's global "
         "magnitude, which keeps the old weights, are rebuilt alike; one eps is the least of a "
-        "ladder (half powers of ten, for VGG-16 powers of ten) that keeps the budget, so it may cut "
+        "ladder (half powers of ten, for VGG-16 powers of ten) that keeps the budget and may cut "
         "more than it must."
     )
     known = [name for name in NETWORKS if f"{name} | intact" in points]

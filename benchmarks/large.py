@@ -84,9 +84,12 @@ def measure_resnet50(ledger: Ledger) -> None:
     model = pretrained(R50)
     ledger.point(f"{R50} intact", lambda: {"report": percent_right(model, test, labels, 50)})
     for fraction in (0.7,):
-        for name, options in (("default", {}), ("paper", RAW)):
+        ways = {
+            "default": {"selector": "greedy"},
+            "magnitude, old weights": {"selector": "magnitude", **RAW},
+        }
+        for name, options in ways.items():
             inner = {"layers": ("*.conv1", "*.conv2"), "widths": {"*": fraction}, **options}
-            inner["selector"] = "greedy" if name == "default" else "entropic"
 
             def once(o: dict[str, Any] = inner) -> dict[str, Any]:
                 with warnings.catch_warnings():

@@ -310,16 +310,13 @@ def section(points: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 def _side_by_side(cost: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            f"half the {'MACs' if wish == 'macs' else 'time'}, batch of {batch}",
-            f"{cost[f'{wish} {batch}']['macs']:.2f}x",
-            f"{cost[f'{wish} {batch}']['time']:.2f}x (spread {cost[f'{wish} {batch}']['spread']:.0%})",
-            f"{cost[f'{wish} {batch}']['report']:.2f}",
-        ]
-        for batch in (1, 32)
-        for wish in ("macs", "latency")
-    ]
+    rows = []
+    for batch in (1, 32):
+        for wish, name in (("macs", "MACs"), ("latency", "time")):
+            cell = cost[f"{wish} {batch}"]
+            saved = f"{cell['time']:.2f}x (spread {cell['spread']:.0%})"
+            label = f"half the {name}, batch of {batch}"
+            rows.append([label, f"{cell['macs']:.2f}x", saved, f"{cell['report']:.2f}"])
     header = (f"asked for, {cost['threads']} threads", "MACs saved", "time saved", "accuracy, %")
     return table(header, rows)
 

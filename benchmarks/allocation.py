@@ -21,6 +21,7 @@ import entrim
 from benchmarks.cifar import REPORT, Subject, interval, percent_right
 from benchmarks.ledger import Ledger
 from benchmarks.lenet import trained_lenet
+from benchmarks.plots import PICTURES, plot_allocation
 from benchmarks.record import table, verdict, write
 from entrim.allocate import Market, over
 from entrim.budgeting import Ladder, climb, sense
@@ -47,6 +48,7 @@ DISTILLED = ("25% of the parameters", "10% of the parameters", "2.0x fewer MACs"
 """Where the larger networks are distilled, and cut at random, for time."""
 SMALL = ("lenet", "cifar10_resnet20")
 RANDOM = "allocation, random channels"
+CHANCE = 10.0
 EPS = [10 ** (-exponent / 2) for exponent in range(14, 2, -1)]
 """The ladder of one eps for all layers; every second rung for VGG-16, whose layers are wide."""
 
@@ -192,6 +194,9 @@ WAYS: dict[str, Callable[[Bench, entrim.Budget], Any]] = {
 }
 
 
+OTHERS = [way for way in WAYS if way != "allocation"]
+
+
 def point(bench: Bench, way: str, budget: entrim.Budget, distil: bool) -> dict[str, Any]:
     """Return what one way gives under one budget; nothing where it cannot keep it."""
     begin = time.perf_counter()
@@ -287,12 +292,11 @@ def section(points: Mapping[str, Mapping[str, Any]], name: str) -> str:
         ours = cells["allocation"] or {}
         row: list[object] = [budget, _cell(cells["allocation"])]
         row.append(f"{ours['distilled']:.2f}" if "distilled" in ours else "not run")
-        rows.append([*row, *(_cell(cells[way]) for way in WAYS if way != "allocation")])
-    ways = [way for way in WAYS if way != "allocation"]
+        rows.append([*row, *(_cell(cells[way]) for way in OTHERS)])
     intact = points[f"{name} | intact"]["report"]
     lines = [
         f"## {name}, intact {intact:.2f} ± {interval(intact):.2f}",
-        table(("budget", "allocation", "+ distill", *ways), rows),
+        table(("budget", "allocation", "+ distill", *OTHERS), rows),
     ]
     half = points.get(f"{name} | 2.0x fewer MACs | allocation")
     if half:
@@ -331,26 +335,26 @@ def _cell(point: Mapping[str, Any] | None) -> str:
 
 def verdicts(points: Mapping[str, Mapping[str, Any]]) -> str:
     """Return whether the allocation is best on average, and how far below the best it ever is."""
-    others = [way for way in WAYS if way != "allocation"]
     behind: dict[str, float] = {}
     means: dict[str, list[float]] = {way: [] for way in WAYS}
     for name in NETWORKS:
         for budget in BUDGETS:
-            cells = {way: points.get(f"{name} | {budget} | {way}", {}) for way in WAYS}
-            if "report" not in cells["allocation"]:
+            keys = {way: f"{name} | {budget} | {way}" for way in WAYS}
+            cells = {way: points[key] for way, key in keys.items() if key in points}
+            if not {"allocation", "uniform", "one eps", "torch-pruning"} <= cells.keys():
                 continue
-            chance = 100 / 10
             for way, cell in cells.items():
-                means[way].append(cell.get("report", chance))
-            best = max(cells[way].get("report", 0.0) for way in others)
+                means[way].append(cell.get("report", CHANCE))
+            best = max(cells[way].get("report", 0.0) for way in OTHERS if way in cells)
             behind[f"{name}, {budget}"] = best - cells["allocation"]["report"]
     if not behind:
         return "No cell was measured."
-    average = {way: sum(values) / len(values) for way, values in means.items()}
+    average = {w: sum(v) / len(v) for w, v in means.items() if len(v) == len(behind)}
     worst = max(behind, key=lambda cell: behind[cell])
     told = ", ".join(f"{way} {value:.2f}" for way, value in average.items())
     lines = [
-        f"Mean accuracy over {len(behind)} cells (10 where a way cannot keep the budget): {told}.",
+        f"Mean accuracy over {len(behind)} cells, {CHANCE:.0f} where a way cannot keep the budget: "
+        f"{told}.",
         verdict(
             "the allocation is best on average",
             max(average, key=lambda w: average[w]) == "allocation",
@@ -390,6 +394,8 @@ def main() -> None:
         "more than it must."
     )
     known = [name for name in NETWORKS if f"{name} | intact" in points]
+    looks = {"allocation": "allocation", "+ distill": "allocation", **{w: w for w in OTHERS}}
+    plot_allocation(points, known, looks, PICTURES / "allocation.png")
     sections = [note, verdicts(points), *(section(points, name) for name in known)]
     print(write("allocation", "python -m benchmarks.allocation", sections))
 

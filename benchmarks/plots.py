@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 from benchmarks.cifar import interval
 from benchmarks.curves import FRACTIONS, GLOBAL_EPS, SHARES, STEPS
 
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 Points = Mapping[str, Mapping[str, Any]]
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
 LOOKS = {
@@ -82,6 +83,47 @@ def plot_images(points: Points, name: str, file: Path) -> None:
         title=f"{name}: half the channels inside the blocks, nothing trained",
     )
     _finish(figure, axes, file, "lower right")
+
+
+def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], file: Path) -> None:
+    """Draw accuracy against what remains, one row for parameters and one for MACs.
+
+    `looks` names the ways, in the order of the legend, with the cells that they are read from.
+    """
+    figure, grid = plt.subplots(
+        2, len(names), figsize=(3.2 * len(names), 6), dpi=120, squeeze=False
+    )
+    colours = (BLUE, "black", ORANGE, GREEN, PINK, GREY)
+    for column, name in enumerate(names):
+        for row, (kind, sign) in enumerate(
+            (("params", "of the parameters"), ("macs", "fewer MACs"))
+        ):
+            axes = grid[row][column]
+            for (way, source), colour in zip(looks.items(), colours, strict=True):
+                value = "distilled" if way.startswith("+") else "report"
+                some = [
+                    (point[kind], point[value])
+                    for key, point in points.items()
+                    if key.startswith(f"{name} |") and sign in key
+                    if key.endswith(f"| {source}") and value in point
+                ]
+                axes.plot(
+                    *zip(*sorted(some), strict=True) if some else ([], []), "o-", ms=4, color=colour
+                )
+                axes.lines[-1].set_label(way)
+            axes.axhline(points[f"{name} | intact"]["report"], color="black", linewidth=0.8)
+            axes.set(xlabel=f"{'parameters' if row == 0 else 'MACs'} that remain", title=name)
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+            axes.set_xlim(0, 1)
+            axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        grid[0][0].set_ylabel("test accuracy, %")
+        grid[1][0].set_ylabel("test accuracy, %")
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="lower center", ncol=len(labels))
+    figure.savefig(file)
+    plt.close(figure)
 
 
 def _line(axes: Any, some: list[Mapping[str, Any]], colour: str, line: str, label: str) -> None:

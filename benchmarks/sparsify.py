@@ -8,17 +8,15 @@ Needs ENTRIM_ASSETS.
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks import curves, images, large
 from benchmarks.cifar import interval
 from benchmarks.collecting import collecting
 from benchmarks.ledger import Ledger
-from benchmarks.plots import plot_curves, plot_images
+from benchmarks.plots import PICTURES, plot_curves, plot_images
 from benchmarks.record import table, verdict, write
 
-PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 NETWORKS = ("cifar10_resnet20", "cifar10_resnet56")
 BARS = {"cifar10_resnet20": 81.0, "cifar10_resnet56": 86.0}
 PAPER_DROP = 94.08 - 83.40

@@ -40,7 +40,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
     """Return the importances from the largest to the least, with the threshold for going."""
     order = sorted(range(len(w)), key=lambda d: (-w[d], d))
     most, each = max(max(w), THRESHOLD), WIDE / len(w)
-    floor = HIGH - 14
+    floor = HIGH - 17
     bars = {"kept": "", "dropped": ""}
     for place, d in enumerate(order):
         tall = max(1.2, (floor - 6) * w[d] / most)
@@ -74,7 +74,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
 def descent(trace: Sequence[float], certificate: float | None) -> Markup:
     """Return F from step to step, with the certificate at its end."""
     high, low = max(trace), min(trace)
-    floor, span = HIGH - 16, (high - low) or 1.0
+    floor, span = HIGH - 17, (high - low) or 1.0
     points = [
         (
             4 + (WIDE - 8) * k / max(len(trace) - 1, 1),
@@ -84,16 +84,21 @@ def descent(trace: Sequence[float], certificate: float | None) -> Markup:
     ]
     way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     last = points[-1]
-    proof = "" if certificate is None else f", certificate {power_of_ten(certificate)}"
+    said = [f"{trace[0]:.3g} → {trace[-1]:.3g}"]
+    if certificate is not None:
+        said.append(f"certificate {power_of_ten(certificate)}")
     return picture(
-        f"The loss F falls from {high:.3g} to {trace[-1]:.3g} in {len(trace)} steps{proof}",
+        f"The objective F in {len(trace)} steps: {', '.join(said)}",
         WIDE,
         HIGH,
         tag("polygon", points=f"{points[0][0]},{floor} {way} {last[0]:.1f},{floor}", class_="under"),
         tag("polyline", points=way, class_="line"),
         tag("circle", cx=last[0], cy=last[1], r=4, class_="dot"),
-        tag("text", f"F = {trace[0]:.3g}", x=12, y=14),
-        tag("text", f"{trace[-1]:.3g}{proof}", x=WIDE, y=last[1] - 9, text_anchor="end", class_="said"),
+        *(
+            tag("text", line, x=WIDE, y=16 + 16 * k, text_anchor="end", class_="said")
+            for k, line in enumerate(said)
+        ),
+        tag("text", "the objective F", x=0, y=HIGH - 2),
         tag("text", f"{len(trace)} steps", x=WIDE, y=HIGH - 2, text_anchor="end"),
     )
 
@@ -121,6 +126,7 @@ def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
         tag("polygon", points=f"{way[0][0]:.1f},{floor} {line} {way[-1][0]:.1f},{floor}", class_="under"),
         tag("polyline", points=line, class_="line"),
         *marks,
+        tag("text", "damage, as a square root", x=left + 6, y=top + 13),
         tag("text", f"{word} that remain", x=right, y=246, text_anchor="end"),
         class_="tradeoff",
     )

@@ -6,7 +6,7 @@ _LETTERS = ("", " k", " M", " G", " T")
 _BYTES = (" B", " kB", " MB", " GB", " TB")
 
 
-def short(count: float, letters: tuple[str, ...] = _LETTERS) -> str:
+def short(count: int | float, letters: tuple[str, ...] = _LETTERS) -> str:
     """Return a count in three digits.
 
     >>> short(312_960), short(64), short(999_999)
@@ -18,12 +18,12 @@ def short(count: float, letters: tuple[str, ...] = _LETTERS) -> str:
     return f"{float(f'{count / 1000**power:.3g}'):g}{letters[power]}"
 
 
-def size(count: float) -> str:
+def size(count: int | float) -> str:
     """Return a number of bytes in three digits, in powers of 1000."""
     return short(count, _BYTES)
 
 
-def seconds(value: float) -> str:
+def seconds(value: int | float) -> str:
     """Return a time in a unit that suits it.
 
     >>> seconds(0.00037), seconds(0.25), seconds(84), seconds(4000)
@@ -37,22 +37,22 @@ def seconds(value: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def percent(share: float) -> str:
+def percent(share: int | float) -> str:
     """Return a share as a percentage in two or three digits."""
     value = 100 * share
-    if value != 0 and abs(value) < 0.01:
-        return f"{value:.0e} %"
+    if 0 < value < 0.01:
+        return "< 0.01 %"
     return f"{value:.2g} %" if value < 10 else f"{value:.0f} %"
 
 
-def times(before: float, after: float) -> str:
+def times(before: int | float, after: int | float) -> str:
     """Return how many times less `after` is."""
     if not after or not math.isfinite(before / after):
         return "–"
     return f"{float(f'{before / after:.3g}'):g}×"
 
 
-def power_of_ten(value: float) -> str:
+def power_of_ten(value: int | float) -> str:
     """Return a small number as people write it.
 
     >>> power_of_ten(3.26e-16), power_of_ten(1e-9), power_of_ten(0.0)

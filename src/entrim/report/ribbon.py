@@ -7,7 +7,8 @@ from itertools import pairwise
 from entrim.report.markup import Markup, joined, picture, tag
 from entrim.report.story import Layer
 
-Point = tuple[float, float]
+Point = tuple[int | float, int | float]
+Turn = Callable[[int | float, int | float], Point]
 _FLAT = 0.28
 """The part of a step, on either side, along which the ribbon keeps the width of its layer."""
 _UNEVEN = 24
@@ -30,19 +31,22 @@ def across(layers: Sequence[Layer]) -> Markup:
         tag(
             "text",
             _cut(layer.name),
-            transform=f"translate({x + 4 * slanted:.1f},{2 * middle + 20:.0f})"
+            transform=f"translate({x + 4 * slanted:.1f},{2 * middle + 22 + 8 * slanted:.0f})"
             + " rotate(-60)" * slanted,
             text_anchor="end" if slanted else "middle",
             class_="name",
         )
         for layer, x in zip(layers, places, strict=True)
     ]
-    if step >= 34:
-        marks += [
-            tag("text", _fall(layer), x=x, y=2 * middle, text_anchor="middle", class_="count")
-            for layer, x in zip(layers, places, strict=True)
-        ]
-    height = 2 * middle + (16 + names * math.sin(math.pi / 3) if slanted else 34)
+    for layer, x in zip(layers, places, strict=True):
+        if not slanted:
+            marks.append(_words(_fall(layer), x, 2 * middle + 4, "count"))
+        elif step >= 24:
+            marks += [
+                _words(str(layer.before), x, 2 * middle - 2, "name"),
+                _words(str(layer.after), x, 2 * middle + 13, "count"),
+            ]
+    height = 2 * middle + (26 + names * math.sin(math.pi / 3) if slanted else 34)
     drawn = _bands(layers, places, step, middle, most, lambda a, b: (a, b), "across")
     return picture(_told(layers), span, height, drawn, *marks, class_="ribbon across")
 
@@ -68,7 +72,7 @@ def _bands(
     step: float,
     middle: float,
     most: float,
-    turn: Callable[[float, float], Point],
+    turn: Turn,
     name: str,
 ) -> Markup:
     """Return the gone and the kept ribbon, what had to stay hatched, and a place to point at."""
@@ -118,7 +122,7 @@ def _spot(
     full: float,
     step: float,
     middle: float,
-    turn: Callable[[float, float], Point],
+    turn: Turn,
     name: str,
 ) -> Markup:
     def box(wide: float, half: float, **attributes: str) -> Markup:
@@ -142,7 +146,7 @@ def _outline(
     halves: Sequence[float],
     ahead: float,
     middle: float,
-    turn: Callable[[float, float], Point],
+    turn: Turn,
 ) -> str:
     """Return the way along one edge of a band and back along the other."""
     halves = [max(half, 1.0) for half in halves]
@@ -155,7 +159,7 @@ def _outline(
     return f"M{_at(upper[0], turn)}{_along(upper, turn)}L{_at(lower[0], turn)}{_along(lower, turn)}Z"
 
 
-def _along(points: Sequence[Point], turn: Callable[[float, float], Point]) -> str:
+def _along(points: Sequence[Point], turn: Turn) -> str:
     way = []
     for (xa, ya), (xb, yb) in pairwise(points):
         half = (xa + xb) / 2
@@ -164,7 +168,7 @@ def _along(points: Sequence[Point], turn: Callable[[float, float], Point]) -> st
     return "".join(way)
 
 
-def _at(point: Point, turn: Callable[[float, float], Point]) -> str:
+def _at(point: Point, turn: Turn) -> str:
     x, y = turn(*point)
     return f"{x:.1f},{y:.1f}"
 
@@ -177,6 +181,10 @@ def tell(layer: Layer) -> str:
         return f"{layer.name}: all {layer.before} channels stay, because {layer.reasons[0]}"
     why = "all were chosen" if layer.looked_at else "the run left it alone"
     return f"{layer.name}: all {layer.before} channels stay, {why}"
+
+
+def _words(text: str, x: float, y: float, kind: str) -> Markup:
+    return tag("text", text, x=x, y=y, text_anchor="middle", class_=kind)
 
 
 def _told(layers: Sequence[Layer]) -> str:

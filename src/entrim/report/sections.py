@@ -1,6 +1,7 @@
 """The sections of a report, each from the story alone; one without content is None."""
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from entrim.records import GroupRecord, Record
 from entrim.report import charts, repeat, ribbon
@@ -8,7 +9,7 @@ from entrim.report.markup import Markup, Part, joined, table, tag
 from entrim.report.numbers import percent, power_of_ten, seconds, short, size, times
 from entrim.report.story import Layer, Story
 
-WORDS = {"params": "parameters", "macs": "MACs", "bytes": "bytes", "latency": "latency"}
+WORDS = {"params": "parameters", "macs": "MACs", "bytes": "bytes", "latency": "a pass", "max_error": "error"}
 _NOISE = 1.05
 """Times that differ by less are called the same."""
 
@@ -40,39 +41,37 @@ def head(story: Story) -> Markup:
     )
 
 
-def _figure(word: str, before: int, after: int, write: type[str] | object) -> Markup:
-    said = write if callable(write) else str
-    return _card(
-        times(before, after), f"fewer {word}", said(before), said(after), after / max(before, 1)
-    )
+def _figure(word: str, before: int, after: int, write: Callable[[int | float], str]) -> Markup:
+    fall = f"{write(before)} → {write(after)}"
+    return _card(times(before, after), f"fewer {word}", fall, after / max(before, 1))
 
 
 def _latency(record: Record) -> Markup:
     before, after = record.before.latency, record.after.latency
-    spread = f" ± {seconds(record.after.spread / 2)}"
-    if max(before, after) < _NOISE * min(before, after):
-        big, word = "1×", "as fast here"
-    elif after < before:
-        big, word = times(before, after), "faster here"
-    else:
-        big, word = times(after, before), "slower here"
+    fall = f"{seconds(before)} → {seconds(after)}, give or take {seconds(record.after.spread / 2)}"
     share = after / before if before else 1.0
-    return _card(big, word, seconds(before), seconds(after) + spread, share)
+    if max(before, after) < _NOISE * min(before, after):
+        return _card("1×", "as fast here", fall, share)
+    if after < before:
+        return _card(times(before, after), "faster here", fall, share)
+    return _card(times(after, before), "slower here", fall, share, class_="slower")
 
 
-def _card(big: str, word: str, before: str, after: str, share: float) -> Markup:
+def _card(big: str, word: str, fall: str, share: int | float, **attributes: Part) -> Markup:
     return tag(
         "li",
         tag("span", big, class_="big"),
         tag("span", word, class_="what"),
-        tag(
-            "span",
-            tag("span", class_="fill", style=f"width:{100 * min(share, 1):.1f}%"),
-            class_="bar",
-            aria_hidden="true",
-        ),
-        tag("span", f"{before} → {after}", class_="fall"),
+        _bar(share),
+        tag("span", fall, class_="fall"),
+        **attributes,
     )
+
+
+def _bar(share: int | float) -> Markup:
+    """Return a bar beside a figure that says the same."""
+    fill = tag("span", class_="fill", style=f"width:{100 * min(share, 1):.1f}%")
+    return tag("span", fill, class_="bar", aria_hidden="true")
 
 
 def warnings(story: Story) -> Markup | None:
@@ -132,15 +131,15 @@ def tradeoff(story: Story) -> Markup | None:
         return None
     budget = story.record.settings.get("budget") or {}
     kind = next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
-    asked = ", ".join(f"{key} {_asked(key, v)}" for key, v in budget.items() if v is not None)
+    asked = ", ".join(f"{_asked(key, v)} {WORDS[key]}" for key, v in budget.items() if v is not None)
+    text = tag(
+        "p",
+        "Every group was cut on its own to see what that does to the outputs; the curve adds this "
+        "damage up on the way from the whole network, at the right, to the narrowest. "
+        + (f"Asked for: {asked}." if asked else "No budget was named, so the damage decided."),
+    )
     return joined(
-        tag(
-            "p",
-            "Every group was cut on its own to see what that does to the outputs; the curve adds "
-            "this up on the way from the whole network to the narrowest. "
-            + (f"Asked for: {asked}." if asked else "No budget was named, so the damage decided."),
-        ),
-        tag("figure", charts.tradeoff(points, kind, WORDS[kind])),
+        tag("div", text, tag("figure", charts.tradeoff(points, kind, WORDS[kind])), class_="beside"),
         _folded(
             "The points as a table",
             table(
@@ -155,10 +154,11 @@ def tradeoff(story: Story) -> Markup | None:
     )
 
 
-def _asked(kind: str, value: float) -> str:
+def _asked(kind: str, value: int | float) -> str:
     if kind == "latency":
         return f"at most {seconds(value)}"
-    return f"at most {percent(value)}" if isinstance(value, float) else f"at most {value:,}"
+    share = kind == "max_error" or isinstance(value, float)
+    return f"at most {percent(value) if share else f'{value:,}'}"
 
 
 def _tick(taken: bool) -> str:
@@ -185,7 +185,7 @@ def _choice(group: GroupRecord) -> Markup:
         shown.append(charts.importance(group.w, set(group.kept)))
     if len(group.trace) > 1:
         shown.append(charts.descent(group.trace, group.certificate))
-    more = "" if len(group.layers) == 1 else f" Shared by {', '.join(group.layers)}."
+    more = "" if len(group.layers) == 1 else f" Shared by {_some(group.layers)}."
     steady = "" if group.stability is None else f" Stability {group.stability:.2f}."
     return tag(
         "article",
@@ -197,21 +197,21 @@ def _choice(group: GroupRecord) -> Markup:
     )
 
 
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more layers" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def refits(story: Story) -> Markup | None:
     """Return how well every layer does its work with fewer inputs."""
     layers = story.record.layers
     if not layers:
         return None
-    worst = max(layer.error for layer in layers) or 1.0
+    most = _round_up(max(layer.error for layer in layers))
     rows: list[list[Part]] = [
         [
             layer.layer,
-            tag(
-                "span",
-                tag("span", class_="fill", style=f"width:{100 * layer.error / worst:.1f}%"),
-                class_="bar",
-                aria_hidden="true",
-            ),
+            _bar(layer.error / most),
             percent(layer.error),
             f"{layer.columns:,}",
             f"{layer.rows:,}",
@@ -226,11 +226,17 @@ def refits(story: Story) -> Markup | None:
         ),
         table(
             "Error of every refitted layer, in the order of the rebuild",
-            ["layer", "", "error", "inputs", "equations"],
+            ["layer", f"0 to {percent(most)}", "error", "inputs", "equations"],
             rows,
             class_="bars",
         ),
     )
+
+
+def _round_up(value: int | float) -> float:
+    """Return the next of 1, 2, 5, 10, 20, 50, ... per mille, so that bars have a scale."""
+    steps = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
+    return next((step for step in steps if step >= value), value)
 
 
 def frozen(story: Story) -> Markup | None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import entrim
 
-HOSTILE = "<img src=x onerror=alert(1)></title><script>alert(2)</script>&\"'"
+HOSTILE = "<img src=x onerror=alert(1)></title><script>alert(2)</script>&'"
 
 
 def network(name: str = "second") -> nn.Module:
@@ -24,7 +24,7 @@ def images() -> torch.Tensor:
 
 def by_eps(folder: Path) -> Path:
     """Save a run with importances, traces and a layer of a hostile name."""
-    entrim.sparsify(network(HOSTILE.replace(".", "")), images(), -1e-3, 1e-3).save(folder)
+    entrim.sparsify(network(HOSTILE), images(), -1e-3, 1e-3).save(folder)
     return folder
 
 

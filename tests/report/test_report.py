@@ -151,7 +151,7 @@ def test_a_hostile_name_is_text_wherever_it_stands(eps: Path) -> None:
         story,
         folder=HOSTILE,
         command=("entrim", HOSTILE),
-        record=replace(story.record, model=HOSTILE, notes=(HOSTILE,), settings={"layers": HOSTILE}),
+        record=replace(story.record, model=HOSTILE + '"', notes=(HOSTILE,), settings={"layers": HOSTILE}),
     )
     names = {name for name, _ in Outline(html(hostile)).tags}
     assert not names & {"img", "script"}

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from examples.digits import accuracy, network, train
 from sklearn.datasets import load_digits
 
 import entrim
 from benchmarks.ledger import Ledger
 from benchmarks.record import table, verdict, write
 from entrim.records import pareto
-from examples.digits import accuracy, network, train
 
 SEEDS = range(4)
 TRIALS = 50

@@ -151,7 +151,9 @@ def test_a_hostile_name_is_text_wherever_it_stands(eps: Path) -> None:
         story,
         folder=HOSTILE,
         command=("entrim", HOSTILE),
-        record=replace(story.record, model=HOSTILE + '"', notes=(HOSTILE,), settings={"layers": HOSTILE}),
+        record=replace(
+            story.record, model=HOSTILE + '"', notes=(HOSTILE,), settings={"layers": HOSTILE}
+        ),
     )
     names = {name for name, _ in Outline(html(hostile)).tags}
     assert not names & {"img", "script"}
@@ -222,4 +224,6 @@ def test_a_command_that_is_not_ours_is_not_told(eps: Path, noted: str) -> None:
 
 
 def test_a_tag_escapes_what_is_not_a_tag() -> None:
-    assert tag("a", "<b>", tag("i", "&"), title='"') == '<a title="&quot;">&lt;b&gt;<i>&amp;</i></a>'
+    assert (
+        tag("a", "<b>", tag("i", "&"), title='"') == '<a title="&quot;">&lt;b&gt;<i>&amp;</i></a>'
+    )

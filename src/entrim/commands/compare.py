@@ -15,6 +15,8 @@ examples:
   entrim compare small-30 small-50 paper
   entrim compare runs/* --layers           adds the width of every layer
   entrim compare runs/* --json"""
+NAMES = ("network", "images", "parameters", "of before", "MACs", "of before", "bytes", "latency")
+NAMES += ("worst layer error", "proof", "seconds")
 _GAP = "–"
 
 
@@ -37,11 +39,8 @@ def run(args: Namespace) -> int:
     if args.json:
         tell_json([_plain(story) for story in stories])
         return 0
-    rows = [["", *(Path(story.folder).name or story.folder for story in stories)]]
-    rows += [list(row) for row in zip(*map(_column, stories), strict=True)][1:]
-    names = ["network", "images", "parameters", "of before", "MACs", "of before", "bytes"]
-    names += ["latency", "worst layer error", "proof", "seconds"]
-    rows = [rows[0], *([name, *row] for name, row in zip(names, rows[1:], strict=True))]
+    columns = [["", *NAMES], *map(_column, stories)]
+    rows = [list(row) for row in zip(*columns, strict=True)]
     if args.layers:
         rows += _layers(stories)
     tell(table(rows))
@@ -54,7 +53,7 @@ def _column(story: Story) -> list[str]:
     record, errors = story.record, [layer.error for layer in story.record.layers]
     before, after = record.before, record.after
     return [
-        story.folder,
+        Path(story.folder).name or story.folder,
         record.model,
         f"{record.images:,}",
         short(after.params),

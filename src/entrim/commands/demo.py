@@ -58,7 +58,9 @@ def run(args: Namespace) -> int:
     page = Path()
     for name, how in METHODS.items():
         generator = torch.Generator().manual_seed(0)
-        small = sparsify(model, x[:300], widths=WIDTHS, generator=generator, on_step=progress, **how)
+        small = sparsify(
+            model, x[:300], widths=WIDTHS, generator=generator, on_step=progress, **how
+        )
         after = small.record.after
         right = accuracy(small.model, *test)
         rows[name] = (after.params, after.macs, after.bytes, after.latency, right)

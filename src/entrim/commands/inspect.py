@@ -120,7 +120,9 @@ def _stem(found: Sequence[Entry], place: int) -> str:
     for depth in range(1, entry.depth + 1):
         later = next((e.depth for e in found[place + 1 :] if e.depth <= depth), 0)
         goes_on = later == depth
-        branches += ("├─ " if goes_on else "└─ ") if depth == entry.depth else "│  " * goes_on or "   "
+        branches += (
+            ("├─ " if goes_on else "└─ ") if depth == entry.depth else "│  " * goes_on or "   "
+        )
     return f"{branches}{entry.name.rpartition('.')[2]} {entry.kind}"
 
 

@@ -35,7 +35,9 @@ def read_model(where: str, weights: str | None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:
-        raise CommandError(f"{where!r} names no network: write package.module:factory or path.py:factory")
+        raise CommandError(
+            f"{where!r} names no network: write package.module:factory or path.py:factory"
+        )
     module = _module(module_name)
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]

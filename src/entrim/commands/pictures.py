@@ -25,11 +25,15 @@ def add_images(parser: ArgumentParser) -> None:
         metavar="PATH",
         help="a folder of image files, or .npy, .npz or .pt (images, channels, height, width)",
     )
-    group.add_argument("--count", type=int, default=500, help="at most so many (500), spread evenly")
+    group.add_argument(
+        "--count", type=int, default=500, help="at most so many (500), spread evenly"
+    )
     group.add_argument("--key", help="the entry of an .npz or of a dict in a .pt")
     group.add_argument("--resize", type=sizes, metavar="H,W", help="resize image files to this")
     group.add_argument("--channels", type=int, choices=(1, 3), help="grey or colour image files")
-    group.add_argument("--mean", type=numbers, metavar="M,M,M", help="subtracted, channel by channel")
+    group.add_argument(
+        "--mean", type=numbers, metavar="M,M,M", help="subtracted, channel by channel"
+    )
     group.add_argument("--std", type=numbers, metavar="S,S,S", help="then divided by")
     group.add_argument(
         "--scale", type=float, default=255.0, help="bytes are divided by this before (255)"

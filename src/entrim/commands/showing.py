@@ -69,7 +69,9 @@ class Progress:
             end = "\n" if step.done >= step.total else ""
             self.stream.write(f"\r\x1b[K{self._line(step)[:100]}{end}")
         elif step.done >= step.total:
-            self.stream.write(f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n")
+            self.stream.write(
+                f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
+            )
         self.stream.flush()
 
     def _line(self, step: Step) -> str:

@@ -57,13 +57,19 @@ def _add_budget(parser: ArgumentParser) -> None:
     group.add_argument("--params", type=amounts.count, metavar="30%", help="of the parameters")
     group.add_argument("--macs", type=amounts.count, metavar="50%", help="of the MACs of one image")
     group.add_argument("--bytes", type=amounts.size, metavar="2MB", help="in memory")
-    group.add_argument("--latency", type=amounts.time, metavar="5ms", help="of one pass, measured here")
-    group.add_argument("--max-error", type=float, metavar="0.05", help="of the outputs, of their variance")
+    group.add_argument(
+        "--latency", type=amounts.time, metavar="5ms", help="of one pass, measured here"
+    )
+    group.add_argument(
+        "--max-error", type=float, metavar="0.05", help="of the outputs, of their variance"
+    )
 
 
 def _add_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("method", "as in entrim.sparsify; PATTERN may hold * and ?")
-    group.add_argument("--eps-w", type=float, help="how strongly few channels are wanted, such as -1e-4")
+    group.add_argument(
+        "--eps-w", type=float, help="how strongly few channels are wanted, such as -1e-4"
+    )
     group.add_argument("--eps-l2", type=float, help="the ridge of the choice, such as 1e-4")
     group.add_argument(
         "--eps", type=amounts.eps, action="append", default=[], metavar="PATTERN=EPS_W,EPS_L2"

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from entrim.records import TradeOff
 from entrim.report.markup import Markup, joined, picture, tag
 from entrim.report.numbers import percent, power_of_ten, short
-from entrim.records import TradeOff
 from entrim.solver.descent import THRESHOLD
 
 WIDE, HIGH = 300.0, 120.0
@@ -91,7 +91,9 @@ def descent(trace: Sequence[float], certificate: float | None) -> Markup:
         f"The objective F in {len(trace)} steps: {', '.join(said)}",
         WIDE,
         HIGH,
-        tag("polygon", points=f"{points[0][0]},{floor} {way} {last[0]:.1f},{floor}", class_="under"),
+        tag(
+            "polygon", points=f"{points[0][0]},{floor} {way} {last[0]:.1f},{floor}", class_="under"
+        ),
         tag("polyline", points=way, class_="line"),
         tag("circle", cx=last[0], cy=last[1], r=4, class_="dot"),
         *(
@@ -123,7 +125,11 @@ def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
         460,
         250,
         *_grid(left, right, top, floor, bent),
-        tag("polygon", points=f"{way[0][0]:.1f},{floor} {line} {way[-1][0]:.1f},{floor}", class_="under"),
+        tag(
+            "polygon",
+            points=f"{way[0][0]:.1f},{floor} {line} {way[-1][0]:.1f},{floor}",
+            class_="under",
+        ),
         tag("polyline", points=line, class_="line"),
         *marks,
         tag("text", "damage, as a square root", x=left + 6, y=top + 13),
@@ -182,7 +188,11 @@ def proof(values: Mapping[str, float]) -> Markup:
     for k, (name, value) in enumerate(found.items()):
         x, up = at(value), (18, 36, 18)[k % 3]
         marks += [
-            tag("path", d=f"M{x:.1f} {up + 4}V70", class_="limit" if name == "tolerance" else "guide"),
+            tag(
+                "path",
+                d=f"M{x:.1f} {up + 4}V70",
+                class_="limit" if name == "tolerance" else "guide",
+            ),
             tag("text", name, x=x, y=up, text_anchor="middle", class_="said"),
         ]
         if name != "tolerance":

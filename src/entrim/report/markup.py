@@ -56,7 +56,9 @@ def table(caption: str, head: list[str], rows: list[list[Part]], **attributes: P
     return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
-def picture(title: str, width: int | float, height: int | float, *children: Part, **attributes: Part) -> Markup:
+def picture(
+    title: str, width: int | float, height: int | float, *children: Part, **attributes: Part
+) -> Markup:
     """Return an SVG that tells a screen reader `title` and nothing of its parts."""
     return tag(
         "svg",

@@ -131,7 +131,13 @@ def _spot(
             turn(place + wide, middle + half),
         )
         return tag(
-            "rect", tag("title", tell(layer)), x=x, y=y, width=right - x, height=low - y, **attributes
+            "rect",
+            tag("title", tell(layer)),
+            x=x,
+            y=y,
+            width=right - x,
+            height=low - y,
+            **attributes,
         )
 
     whole = layer.before == layer.after
@@ -156,7 +162,9 @@ def _outline(
         for side in (-ahead, ahead)
     ]
     lower = [(x, 2 * middle - y) for x, y in reversed(upper)]
-    return f"M{_at(upper[0], turn)}{_along(upper, turn)}L{_at(lower[0], turn)}{_along(lower, turn)}Z"
+    return (
+        f"M{_at(upper[0], turn)}{_along(upper, turn)}L{_at(lower[0], turn)}{_along(lower, turn)}Z"
+    )
 
 
 def _along(points: Sequence[Point], turn: Turn) -> str:

@@ -9,7 +9,13 @@ from entrim.report.markup import Markup, Part, joined, table, tag
 from entrim.report.numbers import percent, power_of_ten, seconds, short, size, times
 from entrim.report.story import Layer, Story
 
-WORDS = {"params": "parameters", "macs": "MACs", "bytes": "bytes", "latency": "a pass", "max_error": "error"}
+WORDS = {
+    "params": "parameters",
+    "macs": "MACs",
+    "bytes": "bytes",
+    "latency": "a pass",
+    "max_error": "error",
+}
 _NOISE = 1.05
 """Times that differ by less are called the same."""
 
@@ -131,7 +137,9 @@ def tradeoff(story: Story) -> Markup | None:
         return None
     budget = story.record.settings.get("budget") or {}
     kind = next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
-    asked = ", ".join(f"{_asked(key, v)} {WORDS[key]}" for key, v in budget.items() if v is not None)
+    asked = ", ".join(
+        f"{_asked(key, v)} {WORDS[key]}" for key, v in budget.items() if v is not None
+    )
     text = tag(
         "p",
         "Every group was cut on its own to see what that does to the outputs; the curve adds this "
@@ -139,14 +147,22 @@ def tradeoff(story: Story) -> Markup | None:
         + (f"Asked for: {asked}." if asked else "No budget was named, so the damage decided."),
     )
     return joined(
-        tag("div", text, tag("figure", charts.tradeoff(points, kind, WORDS[kind])), class_="beside"),
+        tag(
+            "div", text, tag("figure", charts.tradeoff(points, kind, WORDS[kind])), class_="beside"
+        ),
         _folded(
             "The points as a table",
             table(
                 "Sizes and foreseen damage",
                 ["parameters", "MACs", "bytes", "damage", "taken"],
                 [
-                    [f"{p.params:,}", f"{p.macs:,}", f"{p.bytes:,}", f"{p.damage:.3g}", _tick(p.taken)]
+                    [
+                        f"{p.params:,}",
+                        f"{p.macs:,}",
+                        f"{p.bytes:,}",
+                        f"{p.damage:.3g}",
+                        _tick(p.taken),
+                    ]
                     for p in points
                 ],
             ),

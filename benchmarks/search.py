@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from examples.digits import accuracy, network, train
 from sklearn.datasets import load_digits
 
 import entrim
 from benchmarks.ledger import Ledger
 from benchmarks.record import table, verdict, write
+from entrim.commands.demo import accuracy, network, train
 from entrim.records import pareto
 
 SEEDS = range(4)

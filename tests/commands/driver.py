@@ -1,7 +1,7 @@
 """A process that has imported entrim, and forks one process for every command that it is told.
 
 Each command is a process of its own, with its own files for stdout and stderr and its own exit
-code; only the seconds of the import are shared.
+code; only the seconds are shared in which PyTorch imports itself and what it needs for an export.
 """
 
 import json
@@ -9,6 +9,10 @@ import os
 import sys
 from typing import NoReturn
 
+import torch
+from torch import nn
+
+import entrim
 from entrim.commands.main import main
 
 
@@ -28,6 +32,7 @@ def become(job: dict[str, str | list[str]]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    entrim.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 2))
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +24,9 @@ from tests.commands.conftest import NETS, Command, Ended
 
 
 def small() -> torch.nn.Module:
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     exec(NETS, scope)
-    made = scope["small"]
-    assert callable(made)
-    return made()
+    return scope["small"]()
 
 
 def test_the_module_is_a_program() -> None:

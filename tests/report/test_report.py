@@ -2,6 +2,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ def test_a_record_comes_back_from_its_json_as_it_was(eps: Path, budget: Path) ->
         assert Record.from_json(record.to_json()) == record
         assert record.groups[0].kept == tuple(record.groups[0].kept)
     taught = Distilled(
-        images=9, held_out=1, settings={}, before=2.0, after=1.0, epochs=3, best=2, ending="it ended",
-        seconds=1.0,
+        images=9, held_out=1, settings={}, before=2.0, after=1.0, epochs=3, best=2,
+        ending="it ended", seconds=1.0,
     )  # fmt: skip
     record = replace(read(eps).record, distilled=taught)
     assert Record.from_json(record.to_json()) == record
@@ -119,7 +120,7 @@ def test_a_screen_reader_finds_headings_names_and_captions(eps: Path, budget: Pa
         levels = [int(name[1]) for name, _ in outline.tags if re.fullmatch("h[1-6]", name)]
         assert levels[0] == 1
         assert levels.count(1) == 1
-        assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+        assert all(b - a <= 1 for a, b in pairwise(levels))
         assert all(svg["role"] == "img" and svg["aria-label"] for svg in outline.named("svg"))
         assert len(outline.named("caption")) == len(outline.named("table")) > 0
         assert all(th["scope"] in ("row", "col") for th in outline.named("th"))
@@ -166,10 +167,8 @@ def test_what_is_told_can_be_called_again(eps: Path, budget: Path) -> None:
         scope = {"entrim": entrim, "model": model, "images": images()}
         again = eval(repeat.call(first.settings), scope).record
         assert [group.kept for group in again.groups] == [group.kept for group in first.groups]
-        assert (again.settings, again.after) == (
-            entrim.Record.from_json(again.to_json()).settings | {"skip": again.settings["skip"]},
-            first.after,
-        )
+        assert again.after == first.after
+        assert entrim.Record.from_json(again.to_json()).settings == first.settings
 
 
 def test_empty_parts_make_no_section(eps: Path) -> None:

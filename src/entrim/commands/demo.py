@@ -38,8 +38,8 @@ def add(subparsers: Any) -> ArgumentParser:
     parser: ArgumentParser = subparsers.add_parser(
         "demo",
         help="train a small CNN on embedded digits and make it smaller, offline",
-        description="Train a small CNN on scikit-learn's digits, cut it to a quarter of its channels "
-        "without labels, print a table, write the report. No download.",
+        description="Train a small CNN on scikit-learn's digits, cut it to a quarter of its "
+        "channels without labels, print a table, write the report. No download.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--out", default="entrim-demo", metavar="DIR", help="(entrim-demo)")
@@ -86,7 +86,7 @@ def network() -> nn.Sequential:
     )
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, progress: Progress) -> None:
+def train(model: nn.Module, x: Tensor, y: Tensor, progress: Progress | None = None) -> None:
     """Fit `model` to the labelled images."""
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
     for epoch in range(1, EPOCHS + 1):
@@ -94,7 +94,8 @@ def train(model: nn.Module, x: Tensor, y: Tensor, progress: Progress) -> None:
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             optimiser.step()
-        progress(Step(stage="train", name=f"epoch {epoch}", done=epoch, total=EPOCHS))
+        if progress is not None:
+            progress(Step(stage="train", name=f"epoch {epoch}", done=epoch, total=EPOCHS))
     model.eval()
 
 

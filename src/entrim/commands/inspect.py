@@ -49,8 +49,8 @@ def add(subparsers: Any) -> ArgumentParser:
     parser: ArgumentParser = subparsers.add_parser(
         "inspect",
         help="show the layers of a network, what can be cut, what is frozen and why",
-        description="Show a network as a tree: where parameters and MACs sit, which channels can be "
-        "cut, which are frozen and why. The code of MODEL is run.",
+        description="Show a network as a tree: where parameters and MACs sit, which channels can "
+        "be cut, which are frozen and why. The code of MODEL is run.",
         epilog=_EXAMPLES,
     )
     add_model(parser)

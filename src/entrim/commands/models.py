@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import os
 import pickle
 import sys
 from argparse import ArgumentParser
@@ -42,7 +41,7 @@ def read_model(where: str, weights: str | None) -> nn.Module:
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         raise CommandError(
-            f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12]) or 'nothing'}"
+            f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12])}"
         )
     model = _made(getattr(module, name), where)
     if weights is not None:
@@ -53,7 +52,7 @@ def read_model(where: str, weights: str | None) -> nn.Module:
 def _module(name: str) -> ModuleType:
     if name.endswith(".py"):
         return _from_file(Path(name))
-    here = os.getcwd()
+    here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:

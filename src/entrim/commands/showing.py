@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 from entrim.records import Record, Step
 from entrim.report.numbers import percent, seconds, short, size, times
@@ -57,7 +57,7 @@ def widths(record: Record) -> str:
 class Progress:
     """One line that is written over on a terminal; a line for every finished stage elsewhere."""
 
-    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    stream: Any = field(default_factory=lambda: sys.stderr)
     _stage: str = ""
     _begun: float = field(default_factory=time.monotonic)
 

@@ -25,11 +25,11 @@ from entrim.report.story import COMMAND
 
 _EXAMPLES = """\
 examples:
-  entrim sparsify nets.py:LeNet --weights lenet.safetensors --images digits.npy --out small --params 30%
+  entrim sparsify nets.py:LeNet --weights lenet.safetensors --images x.npy --out small --params 30%
   entrim sparsify nets.py:ResNet20 --weights r20.pt --images photos/ --resize 32,32 \\
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --macs 50% --latency 5ms --out small
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --skip features.0 --out small
-  entrim sparsify nets.py:VGG --images x.npy --eps-w -1e-4 --eps-l2 1e-4 --preset paper --out small"""
+  entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
 _SWITCHES = ("preset", "mode", "selector", "coupling", "batchnorm", "round_to", "ridge")
 _SWITCHES += ("eps_w", "eps_l2", "positions", "resamples", "memory_limit")
 
@@ -39,8 +39,8 @@ def add(subparsers: Any) -> ArgumentParser:
     parser: ArgumentParser = subparsers.add_parser(
         "sparsify",
         help="make a network smaller from unlabelled images",
-        description="Make a network smaller and write it, its record and an HTML report to DIR. The "
-        "code of MODEL is run; files of weights and images never are.",
+        description="Make a network smaller and write it, its record and an HTML report to DIR. "
+        "The code of MODEL is run; files of weights and images never are.",
         epilog=_EXAMPLES,
     )
     add_model(parser)

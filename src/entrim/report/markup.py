@@ -56,6 +56,17 @@ def table(caption: str, head: list[str], rows: list[list[Part]], **attributes: P
     return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
+def bar(share: int | float) -> Markup:
+    """Return a bar beside a figure that says the same."""
+    fill = tag("span", class_="fill", style=f"width:{100 * min(share, 1):.1f}%")
+    return tag("span", fill, class_="bar", aria_hidden="true")
+
+
+def folded(title: str, content: Markup) -> Markup:
+    """Return content that opens on request."""
+    return tag("details", tag("summary", title), content)
+
+
 def picture(
     title: str, width: int | float, height: int | float, *children: Part, **attributes: Part
 ) -> Markup:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from entrim import atomic
 from entrim.errors import SaveError
-from entrim.report import sections
+from entrim.report import closing, sections, summary
 from entrim.report.markup import Markup, joined, tag
 from entrim.report.story import Story, read
 
@@ -14,16 +14,16 @@ FILE = "report.html"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """A browser loads nothing and runs nothing, whatever a layer is called."""
 _SECTIONS = {
-    "warnings": ("Warnings", sections.warnings),
+    "warnings": ("Warnings", summary.warnings),
     "network": ("The network", sections.network),
     "tradeoff": ("The trade-off", sections.tradeoff),
     "choices": ("Which channels stay", sections.choices),
     "refits": ("How well layers were refitted", sections.refits),
-    "distilled": ("Distillation", sections.distilled),
+    "distilled": ("Distillation", closing.distilled),
     "frozen": ("What had to stay", sections.frozen),
-    "proof": ("The proof", sections.proof),
-    "time": ("Where the time went", sections.time_taken),
-    "again": ("To repeat it", sections.again),
+    "proof": ("The proof", closing.proof),
+    "time": ("Where the time went", closing.time_taken),
+    "again": ("To repeat it", closing.again),
 }
 
 
@@ -34,7 +34,7 @@ def html(story: Story) -> str:
     body = tag(
         "body",
         tag("a", "Skip to the network", href="#network", class_="skip"),
-        sections.head(story),
+        summary.head(story),
         tag(
             "nav",
             *(tag("a", title, href=f"#{key}") for key, (title, _) in shown.items()),

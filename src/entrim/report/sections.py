@@ -1,12 +1,12 @@
-"""The sections of a report, each from the story alone; one without content is None."""
+"""What was cut, chosen, refitted and frozen; a section without content is None."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from entrim.records import GroupRecord, Record
-from entrim.report import charts, repeat, ribbon
-from entrim.report.markup import Markup, Part, joined, table, tag
-from entrim.report.numbers import percent, power_of_ten, seconds, short, size, times
+from entrim.records import GroupRecord
+from entrim.report import charts, ribbon
+from entrim.report.markup import Markup, Part, bar, folded, joined, table, tag
+from entrim.report.numbers import percent, seconds
 from entrim.report.story import Layer, Story
 
 WORDS = {
@@ -16,75 +16,6 @@ WORDS = {
     "latency": "a pass",
     "max_error": "error",
 }
-_NOISE = 1.05
-"""Times that differ by less are called the same."""
-
-
-def head(story: Story) -> Markup:
-    """Return the title, the sentence that says it all, and four figures."""
-    record = story.record
-    before, after = record.before, record.after
-    sentence = joined(
-        "keeps ",
-        tag("strong", percent(after.params / max(before.params, 1))),
-        " of its parameters and ",
-        tag("strong", percent(after.macs / max(before.macs, 1))),
-        f" of its multiplications, chosen with {record.images:,} unlabelled images.",
-    )
-    return tag(
-        "header",
-        tag("p", "entrim report", class_="brand"),
-        tag("h1", record.model),
-        tag("p", sentence, class_="lead"),
-        tag(
-            "ul",
-            _figure("parameters", before.params, after.params, short),
-            _figure("MACs an image", before.macs, after.macs, short),
-            _figure("bytes in memory", before.bytes, after.bytes, size),
-            _latency(record),
-            class_="figures",
-        ),
-    )
-
-
-def _figure(word: str, before: int, after: int, write: Callable[[int | float], str]) -> Markup:
-    fall = f"{write(before)} → {write(after)}"
-    return _card(times(before, after), f"fewer {word}", fall, after / max(before, 1))
-
-
-def _latency(record: Record) -> Markup:
-    before, after = record.before.latency, record.after.latency
-    fall = f"{seconds(before)} → {seconds(after)}, give or take {seconds(record.after.spread / 2)}"
-    share = after / before if before else 1.0
-    if max(before, after) < _NOISE * min(before, after):
-        return _card("1×", "as fast here", fall, share)
-    if after < before:
-        return _card(times(before, after), "faster here", fall, share)
-    return _card(times(after, before), "slower here", fall, share, class_="slower")
-
-
-def _card(big: str, word: str, fall: str, share: int | float, **attributes: Part) -> Markup:
-    return tag(
-        "li",
-        tag("span", big, class_="big"),
-        tag("span", word, class_="what"),
-        _bar(share),
-        tag("span", fall, class_="fall"),
-        **attributes,
-    )
-
-
-def _bar(share: int | float) -> Markup:
-    """Return a bar beside a figure that says the same."""
-    fill = tag("span", class_="fill", style=f"width:{100 * min(share, 1):.1f}%")
-    return tag("span", fill, class_="bar", aria_hidden="true")
-
-
-def warnings(story: Story) -> Markup | None:
-    """Return what the user was warned about."""
-    if not story.record.notes:
-        return None
-    return tag("ul", *(tag("li", note) for note in story.record.notes), class_="notes")
 
 
 def network(story: Story) -> Markup | None:
@@ -96,11 +27,11 @@ def network(story: Story) -> Markup | None:
     return joined(
         tag(
             "p",
-            "Each step is a layer, in the order in which the network holds them. The pale ribbon is "
-            f"what it was, the strong one what is left.{rooted}",
+            "Each step is a layer, in the order in which the network holds them. The pale ribbon "
+            f"is what it was, the strong one what is left.{rooted}",
         ),
         tag("figure", ribbon.across(layers), ribbon.down(layers), _legend()),
-        _folded(
+        folded(
             "Every layer as a table",
             table(
                 "Channels of every layer before and after",
@@ -150,7 +81,7 @@ def tradeoff(story: Story) -> Markup | None:
         tag(
             "div", text, tag("figure", charts.tradeoff(points, kind, WORDS[kind])), class_="beside"
         ),
-        _folded(
+        folded(
             "The points as a table",
             table(
                 "Sizes and foreseen damage",
@@ -227,7 +158,7 @@ def refits(story: Story) -> Markup | None:
     rows: list[list[Part]] = [
         [
             layer.layer,
-            _bar(layer.error / most),
+            bar(layer.error / most),
             percent(layer.error),
             f"{layer.columns:,}",
             f"{layer.rows:,}",
@@ -237,8 +168,9 @@ def refits(story: Story) -> Markup | None:
     return joined(
         tag(
             "p",
-            "Each layer was solved again on the channels that stay. The bar is the squared error of "
-            "its outputs relative to their variance: 0 is perfect, 100 % is no better than the mean.",
+            "Each layer was solved again on the channels that stay. The bar is the squared error "
+            "of its outputs relative to their variance: 0 is perfect, 100 % is no better than the "
+            "mean.",
         ),
         table(
             "Error of every refitted layer, in the order of the rebuild",
@@ -268,92 +200,3 @@ def frozen(story: Story) -> Markup | None:
         [[reason, ", ".join(layers)] for reason, layers in reasons.items()],
         class_="wrap",
     )
-
-
-def proof(story: Story) -> Markup:
-    """Return the surgery's proof."""
-    values = story.record.proof
-    return joined(
-        tag(
-            "p",
-            "Before the smaller network was handed out it was compared, at the outputs and inside, "
-            "with the original computing with zeros in place of the channels that went: ",
-            tag("strong", power_of_ten(values["sliced"])),
-            " apart after slicing, ",
-            tag("strong", power_of_ten(values["final"])),
-            f" with the new weights; {power_of_ten(values['tolerance'])} is allowed.",
-        ),
-        tag("figure", charts.proof(values)),
-    )
-
-
-def distilled(story: Story) -> Markup | None:
-    """Return what the training towards the original has done."""
-    done = story.record.distilled
-    return None if done is None else tag("p", f"{str(done)[:1].upper()}{str(done)[1:]}.")
-
-
-def time_taken(story: Story) -> Markup | None:
-    """Return the seconds by stage."""
-    stages = {name: value for name, value in story.record.seconds.items() if value > 0}
-    total = sum(stages.values())
-    if not total:
-        return None
-    parts = (
-        tag("span", class_=f"part p{k % 7}", style=f"width:{100 * value / total:.2f}%")
-        for k, value in enumerate(stages.values())
-    )
-    names = (
-        tag("li", tag("span", class_=f"key p{k % 7}"), f"{name} {seconds(value)}")
-        for k, (name, value) in enumerate(stages.items())
-    )
-    return joined(
-        tag("p", f"{seconds(total)} altogether."),
-        tag("div", *parts, class_="stages", aria_hidden="true"),
-        tag("ul", *names, class_="keys"),
-    )
-
-
-def again(story: Story) -> Markup:
-    """Return what repeats the run: command, call, versions, settings."""
-    record = story.record
-    shown = []
-    if story.command:
-        shown.append(_code("On the command line", repeat.command(story.command)))
-    shown.append(_code("In Python", f"small = {repeat.call(record.settings)}"))
-    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    chance = (
-        " Nothing in this run was random."
-        if _settled(record)
-        else " This run drew random numbers: hand over the same generator to repeat it."
-    )
-    return joined(
-        *shown,
-        tag("p", f"With {versions}.{chance if not story.command else ''}"),
-        _folded(
-            "Every setting",
-            table(
-                "Settings as they were decided",
-                ["setting", "value"],
-                [[name, repr(value)] for name, value in record.settings.items()],
-                class_="wrap",
-            ),
-        ),
-    )
-
-
-def _settled(record: Record) -> bool:
-    settings = record.settings
-    drawn = settings.get("positions"), settings.get("resamples")
-    return not any(drawn) and settings.get("selector") != "random"
-
-
-def _code(title: str, text: str) -> Markup:
-    return joined(
-        tag("h3", title),
-        tag("pre", tag("code", text), tabindex=0, role="region", aria_label=title),
-    )
-
-
-def _folded(title: str, content: Markup) -> Markup:
-    return tag("details", tag("summary", title), content)

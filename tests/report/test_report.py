@@ -179,6 +179,27 @@ def test_empty_parts_make_no_section(eps: Path) -> None:
     assert sections == {"proof", "again"}
 
 
+@pytest.mark.parametrize(
+    ("after", "spread", "word"),
+    [
+        (0.5, 0.1, "2× faster here "),
+        (0.5, 1.0, "2× faster here, within the noise"),
+        (1.5, 0.1, "1.5× slower here "),
+        (1.5, 1.0, "1.5× slower here, within the noise"),
+    ],
+)
+def test_a_time_within_its_spread_is_called_noise(
+    eps: Path, after: float, spread: float, word: str
+) -> None:
+    story = read(eps)
+    record = replace(
+        story.record,
+        before=replace(story.record.before, latency=1.0, spread=0.1),
+        after=replace(story.record.after, latency=after, spread=spread),
+    )
+    assert word in texts(html(replace(story, record=record)))
+
+
 def test_odd_figures_are_drawn_too(eps: Path) -> None:
     story = read(eps)
     group = replace(story.record.groups[0], channels=1, kept=(0,), w=(1.0,), trace=(0.5, 0.5))

@@ -132,7 +132,7 @@ def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
         ),
         tag("polyline", points=line, class_="line"),
         *marks,
-        tag("text", "damage, as a square root", x=left + 6, y=top + 13),
+        tag("text", "damage, as a square root", x=right, y=top + 14, text_anchor="end"),
         tag("text", f"{word} that remain", x=right, y=246, text_anchor="end"),
         class_="tradeoff",
     )

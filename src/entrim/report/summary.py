@@ -7,9 +7,6 @@ from entrim.report.markup import Markup, Part, bar, joined, tag
 from entrim.report.numbers import percent, seconds, short, size, times
 from entrim.report.story import Story
 
-_NOISE = 1.05
-"""Times that differ by less are called the same."""
-
 
 def head(story: Story) -> Markup:
     """Return the title, the sentence that says it all, and four figures."""
@@ -44,14 +41,17 @@ def _figure(word: str, before: int, after: int, write: Callable[[int | float], s
 
 
 def _latency(record: Record) -> Markup:
-    before, after = record.before.latency, record.after.latency
-    fall = f"{seconds(before)} → {seconds(after)}, give or take {seconds(record.after.spread / 2)}"
-    share = after / before if before else 1.0
-    if max(before, after) < _NOISE * min(before, after):
-        return _card("1×", "as fast here", fall, share)
-    if after < before:
-        return _card(times(before, after), "faster here", fall, share)
-    return _card(times(after, before), "slower here", fall, share, class_="slower")
+    """Return the card of the time, which says so where the passes differ more than the networks."""
+    before, after = record.before, record.after
+    fall = f"{seconds(before.latency)} → {seconds(after.latency)}, give or take "
+    fall += seconds(after.spread / 2)
+    share = after.latency / before.latency if before.latency else 1.0
+    sure = abs(before.latency - after.latency) > (before.spread + after.spread) / 2
+    doubt = "here" if sure else "here, within the noise"
+    if after.latency <= before.latency:
+        return _card(times(before.latency, after.latency), f"faster {doubt}", fall, share)
+    slower = times(after.latency, before.latency)
+    return _card(slower, f"slower {doubt}", fall, share, class_="slower" if sure else None)
 
 
 def _card(big: str, word: str, fall: str, share: int | float, **attributes: Part) -> Markup:

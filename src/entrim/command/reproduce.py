@@ -7,10 +7,9 @@ from pathlib import Path
 from entrim import atomic
 from entrim.command.progress import Progress
 from entrim.errors import SaveError
-from entrim.experiments.cache import cache_folder
 from entrim.experiments.cutting import WAYS
 from entrim.experiments.reproduce import EXPERIMENTS, Options
-from entrim.experiments.work import Work
+from entrim.experiments.work import Work, work_folder
 
 HELP = "Run a table of the paper again: published, ours, difference."
 
@@ -26,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how rows are cut"
     )
     parser.add_argument(
-        "--epochs", type=int, nargs="*", help="to train for, instead of the published epochs"
+        "--epochs",
+        type=int,
+        nargs="*",
+        help="to train for, instead of the published; none: cut only",
     )
     parser.add_argument(
         "--no-scratch", action="store_true", help="train no network from new weights"
@@ -44,13 +46,13 @@ def run(told: argparse.Namespace) -> None:
     """Say what will be run, run it, print the table and write the record."""
     experiment = EXPERIMENTS[told.experiment]
     options = Options(
-        seeds=tuple(told.seeds),
+        seeds=tuple(dict.fromkeys(told.seeds)),
         quick=told.quick,
         ways=tuple(told.ways),
         epochs=None if told.epochs is None else tuple(told.epochs),
         scratch=not told.no_scratch,
     )
-    folder = told.work or cache_folder() / "reproduce"
+    folder = told.work or work_folder()
     if not told.finished:
         print(experiment.plan(options), file=sys.stderr)
         print(f"what is finished in {folder} is not run again", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the LeNet tables are expected to reach, as drops from the own baseline, and whether they do."""
+"""What the LeNet tables shall reach, as drops from the own baseline, and whether they do."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,9 @@ def _full(row: Row, found: Found) -> str:
         f"{row.name}: our default with at most {most:,.0f} parameters, fine tuned, not below "
         f"{wanted}"
     )
-    return _judged(name, values, bool(values) and small and statistics.mean(values) >= wanted, _mean(values))
+    return _judged(
+        name, values, bool(values) and small and statistics.mean(values) >= wanted, _mean(values)
+    )
 
 
 def _of(found: Found, row: Row, way: str) -> list[Measured]:

@@ -1,4 +1,4 @@
-"""One row of a table, measured: cut in several ways, tested, fine tuned, trained from new weights."""
+"""One row of a table, measured: cut in several ways, tested, tuned, trained from new weights."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -103,7 +103,9 @@ class _Lessons:
                 "recipe": asdict(told),
             }
             try:
-                point = self.work.point(name, settings, lambda told=told: self._learn(name, model, told))
+                point = self.work.point(
+                    name, settings, lambda told=told: self._learn(name, model, told)
+                )
             except NotFinishedError:
                 continue
             found[count] = point["accuracy"]

@@ -20,7 +20,7 @@ from entrim.experiments.zoo import ZOO
 
 QUICK_EPOCHS = 1
 _DECIMALS = {"parameters": 0, "FLOPs": 0}
-_BATCH = 128
+_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,9 @@ class TableRun:
         rows = [_told(row, options) for row in self.rows]
         each = sum(sum(row.tuned) + sum(row.scratch) for row in rows) * len(options.ways)
         lesson = subjects.QUICK_LESSON if options.quick else self.lesson
-        epochs = (each + (subjects.QUICK_TRAINING if options.quick else self.training)) * len(options.seeds)
+        epochs = (each + (subjects.QUICK_TRAINING if options.quick else self.training)) * len(
+            options.seeds
+        )
         seconds = epochs * seconds_per_image(self.network) * lesson
         return (
             f"{self.name}: {self.network}, rows {', '.join(row.name for row in rows)}; "
@@ -95,9 +97,7 @@ class TableRun:
             lines=tuple(line for row in self.rows for line in lines.of(row, options)),
             verdicts=() if options.quick else verdicts(self.name, self.rows, found, baselines),
             notes=tuple(notes),
-            measured=[
-                {**asdict(one), "baseline": baselines[one.seed]} for one in found if one.cut
-            ],
+            measured=[{**asdict(one), "baseline": baselines[one.seed]} for one in found if one.cut],
         )
 
 
@@ -164,7 +164,9 @@ class _Lines:
             return None if value is None else self.baselines[measured.seed] - value
 
         return [
-            Line(row=row.name, quantity=f"accuracy, {name}", paper=cell, ours=self._values(row, get)),
+            Line(
+                row=row.name, quantity=f"accuracy, {name}", paper=cell, ours=self._values(row, get)
+            ),
             Line(row=row.name, quantity=f"drop, {name}", paper=drop, ours=self._values(row, lost)),
         ]
 
@@ -189,7 +191,7 @@ def _shrunk(options: Options) -> list[str]:
     ]
 
 
-def seconds_per_image(network: str, steps: int = 3) -> float:
+def seconds_per_image(network: str, steps: int = 2) -> float:
     """Return what learning from one image takes here and now, measured on random images."""
     entry = ZOO[network]
     model: nn.Module = entry.model().train()

@@ -140,7 +140,9 @@ def _resnet() -> tuple[Row, ...]:
             eps=dict.fromkeys(kept, table.eps["all"]),
             widths=kept,
             cells=_cells(table, name),
-            tuned={n: table.cell(f"{name}, fine tuned {text}", "accuracy") for n, text in ends.items()},
+            tuned={
+                n: table.cell(f"{name}, fine tuned {text}", "accuracy") for n, text in ends.items()
+            },
         )
 
     return row("conv(14,16)", 20), row("conv_all", 50)

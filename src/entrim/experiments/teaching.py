@@ -1,8 +1,8 @@
 """Networks taught with labels: the recipes of the paper, and the task that they are taught.
 
 All recipes hand out the state after the last epoch: the paper names no selection on the validation
-images. It states no batch size and no augmentation either; the batch is 128, and CIFAR-10 is shifted
-by up to 4 pixels and flipped, as in the public training code that the paper names.
+images. It states no batch size and no augmentation either; the batch is 128, and CIFAR-10 is
+shifted by up to 4 pixels and flipped, as in the public training code that the paper names.
 """
 
 import torch

@@ -13,6 +13,7 @@ from torch import nn
 from entrim import atomic
 from entrim.checkpoints import fingerprint
 from entrim.errors import EntrimError, SaveError
+from entrim.experiments.cache import cache_folder
 from entrim.network.form import values_of
 from entrim.recipes import Recipe, Task
 from entrim.records import Step
@@ -23,6 +24,11 @@ Point = dict[str, Any]
 
 class NotFinishedError(EntrimError, LookupError):
     """Something was never finished in this folder, and nothing shall be run."""
+
+
+def work_folder() -> Path:
+    """Return where reproductions are kept unless told otherwise: in the cache."""
+    return cache_folder() / "reproduce"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from entrim.command.progress import Progress
 from entrim.errors import SaveError
 from entrim.experiments.cutting import WAYS
 from entrim.experiments.reproduce import EXPERIMENTS, Options
+from entrim.experiments.studies import STUDIES
 from entrim.experiments.work import Work, work_folder
 
 HELP = "Run a table of the paper again: published, ours, difference."
@@ -16,7 +17,7 @@ HELP = "Run a table of the paper again: published, ours, difference."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what may be told."""
-    parser.add_argument("experiment", choices=list(EXPERIMENTS))
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, *STUDIES])
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
     )
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(told: argparse.Namespace) -> None:
     """Say what will be run, run it, print the table and write the record."""
-    experiment = EXPERIMENTS[told.experiment]
+    experiment = {**EXPERIMENTS, **STUDIES}[told.experiment]
     options = Options(
         seeds=tuple(dict.fromkeys(told.seeds)),
         quick=told.quick,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from entrim import files
 from entrim.budget import Budget
@@ -22,6 +22,9 @@ from entrim.pipeline import Sparsified, sparsify
 from entrim.plan import Plan
 from entrim.recipes import Recipe
 
+IMAGES = 500
+"""Unlabelled images that a network is cut with."""
+_EXAMPLE = 4
 WAYS = {
     "paper": "the paper's method and eps",
     "widths": "the paper's method, at its widths",
@@ -60,10 +63,8 @@ def measure_row(
 ) -> Measured:
     """Return what the row gives when it is cut in this way, as far as it may be run."""
     name = f"{subject.network} seed {subject.seed} {row.name} {way}"
-    settings = {**_identity(subject), "options": _recorded(_options(subject, row, way))}
-    place = work.place(name, settings)
     try:
-        cut = work.point(name, settings, lambda: _cut(work, subject, row, way, place))
+        cut, place = cut_row(work, subject, row, name, options_of(subject, row, way))
     except NotFinishedError:
         return Measured(row=row.name, way=way, seed=subject.seed)
     small = files.load(subject.model, place)
@@ -79,6 +80,26 @@ def measure_row(
             f"{subject.network} seed {subject.seed} from scratch", new, subject.training, scratch
         ),
     )
+
+
+def cut_row(
+    work: Work,
+    subject: Subject,
+    row: Row,
+    name: str,
+    options: Mapping[str, Any],
+    images: int = IMAGES,
+) -> tuple[Point, Path]:
+    """Return what `sparsify` with these options makes of the network, and where that is saved.
+
+    The name must tell the number of images where it is not the usual one.
+    """
+    settings = {**_identity(subject), "options": _recorded(options)}
+    place = work.place(name, settings)
+    point = work.point(
+        name, settings, lambda: _cut(work, subject, row, options, subject.images(images), place)
+    )
+    return point, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +147,7 @@ def _identity(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _options(subject: Subject, row: Row, way: str) -> dict[str, Any]:
+def options_of(subject: Subject, row: Row, way: str) -> dict[str, Any]:
     """Return what `sparsify` is told."""
     if way == "paper":
         eps = {group: (-value, value) for group, value in row.eps.items()}
@@ -143,19 +164,26 @@ def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
 def published_params(subject: Subject, row: Row) -> int:
     """Return the parameters of the network at the paper's widths, whichever channels stay."""
     plan = Plan({group: tuple(range(width)) for group, width in row.widths.items()}, {})
-    small = apply_plan(subject.model, plan, subject.images(4))
+    small = apply_plan(subject.model, plan, subject.images(_EXAMPLE))
     return sum(parameter.numel() for parameter in small.parameters())
 
 
-def _cut(work: Work, subject: Subject, row: Row, way: str, place: Path) -> Point:
+def _cut(
+    work: Work,
+    subject: Subject,
+    row: Row,
+    options: Mapping[str, Any],
+    images: Tensor,
+    place: Path,
+) -> Point:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the record keeps them as notes
         result = sparsify(
             subject.model,
-            subject.images(),
+            images,
             generator=torch.Generator().manual_seed(subject.seed),
             on_step=work.on_step,
-            **_options(subject, row, way),
+            **options,
         )
     result.save(place)
     record = result.record

@@ -75,7 +75,7 @@ class TableRun:
         """Return published beside ours, after running what is not finished yet."""
         rows = [_told(row, options) for row in self.rows]
         found: list[Measured] = []
-        baselines, notes = {}, _shrunk(options)
+        baselines, notes = {}, shrunk(options)
         for seed in options.seeds:
             try:
                 subject = self.subject(work, seed, quick=options.quick)
@@ -182,7 +182,8 @@ def _told(row: Row, options: Options) -> Row:
     return replace(row, tuned=tuned, scratch=scratch if options.scratch else {})
 
 
-def _shrunk(options: Options) -> list[str]:
+def shrunk(options: Options) -> list[str]:
+    """Return the note that a quick run must carry."""
     if not options.quick:
         return []
     return [

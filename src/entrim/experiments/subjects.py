@@ -46,7 +46,7 @@ class Subject:
     origin: str
     """The sentence that says where the trained network comes from."""
 
-    def images(self, count: int = 500) -> Tensor:
+    def images(self, count: int) -> Tensor:
         """Return unlabelled training images, normalised, drawn by the seed."""
         if not 1 <= count <= len(self.lesson):
             raise BadSettingError(f"{count} images of {len(self.lesson):,}: ask for some of them")

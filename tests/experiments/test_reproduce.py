@@ -18,9 +18,10 @@ from entrim.experiments import ZOO, Dataset, normalisation, teaching
 from entrim.experiments.bars import verdicts
 from entrim.experiments.cutting import Measured, published_params
 from entrim.experiments.published import Cell, tables
-from entrim.experiments.report import NOT_RUN, Line
+from entrim.experiments.report import NOT_RUN, Line, Report
 from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.rows import rows_of
+from entrim.experiments.studies import STUDIES
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
 from entrim.network import trace
@@ -93,24 +94,52 @@ def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
     assert capsys.readouterr().out == first.out
 
 
-def test_what_was_not_run_says_so_and_has_no_difference(toys: None, tmp_path: Path) -> None:
-    options = Options(epochs=(), ways=("widths",))
-    report = EXPERIMENTS["lenet-conv"].run(Work(tmp_path), options)
-    lines = {(line.row, line.quantity): line.cells() for line in report.lines}
+@pytest.fixture(scope="module")
+def cut_only(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return the table of toys in which one way was cut, and nothing trained."""
+    run = replace(EXPERIMENTS["lenet-conv"], subject=toy)
+    return run.run(Work(tmp_path_factory.mktemp("work")), Options(epochs=(), ways=("widths",)))
+
+
+def test_what_was_not_run_says_so_and_has_no_difference(cut_only: Report) -> None:
+    lines = {(line.row, line.quantity): line.cells() for line in cut_only.lines}
     assert lines["E1", "accuracy, fine tuned 10 epochs"][2:] == ["99.03%", *[NOT_RUN, ""] * 3]
     paper, ours, difference = lines["E1", "parameters"][2], *lines["E1", "parameters"][5:7]
     assert (paper, ours, difference) == ("36,498", "36,498", "+0")
     assert lines["E2", "channels kept"][2:6] == ["4", NOT_RUN, "", "4"]
-    assert all(v.startswith(NOT_RUN) for v in report.verdicts if "default" in v)
+    assert len(cut_only.verdicts) == 7
+    assert all(verdict.startswith(NOT_RUN) for verdict in cut_only.verdicts)
 
 
-def test_a_drop_is_counted_from_the_own_baseline(toys: None, tmp_path: Path) -> None:
-    report = EXPERIMENTS["lenet-conv"].run(Work(tmp_path), Options(epochs=(), ways=("widths",)))
-    lines = {(line.row, line.quantity): line for line in report.lines}
-    (measured, _) = report.measured
+def test_a_drop_is_counted_from_the_own_baseline(cut_only: Report) -> None:
+    lines = {(line.row, line.quantity): line for line in cut_only.lines}
+    measured, _ = cut_only.measured
     assert lines["E1", "drop, raw"].paper.printed == "0.55"  # 99.04 - 98.49
     wanted = measured["baseline"] - measured["cut"]["accuracy"]
     assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(wanted)]
+
+
+def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) -> None:
+    whole = STUDIES["comparison"]
+    study = replace(whole, subject=toy, tables=("lenet-conv",), variants=whole.variants[1:2])
+    work = Work(tmp_path)
+    report = study.run(work, Options())
+    greedy, *others = report.lines
+    assert (greedy.row, list(greedy.ours)) == ("by greedy", ["E1", "E2"])
+    assert [one["cut"]["widths"]["conv1"] for one in report.measured] == [8, 4]
+    assert [one["baseline"] - one["cut"]["accuracy"] for one in report.measured] == [
+        value for values in greedy.ours.values() for value in values
+    ]
+    assert {line.paper.printed for line in others} >= {"93.94%", "57.89%", "94.61%"}
+    assert all(cell in (NOT_RUN, "") for line in others for cell in line.cells()[3:])
+    assert study.run(replace(work, only_finished=True), Options()).lines == report.lines
+
+
+def test_more_images_than_a_quick_run_has_are_not_run(tmp_path: Path) -> None:
+    most = STUDIES["images"].variants[-1:]
+    study = replace(STUDIES["images"], subject=toy, tables=("lenet-conv",), variants=most)
+    (line,) = study.run(Work(tmp_path), Options()).lines
+    assert line.cells()[3:] == [NOT_RUN, ""] * 2
 
 
 def test_seeds_are_shown_as_mean_and_spread() -> None:
@@ -120,11 +149,12 @@ def test_seeds_are_shown_as_mean_and_spread() -> None:
 
 @pytest.mark.parametrize("experiment", list(EXPERIMENTS))
 def test_every_row_names_groups_that_its_network_has(experiment: str) -> None:
-    entry = ZOO[EXPERIMENTS[experiment].network]
+    with torch.device("meta"):
+        model = ZOO[EXPERIMENTS[experiment].network].build()
     for row in rows_of(experiment):
         assert row.eps.keys() == row.widths.keys()
         for name in row.eps:
-            width = entry.model().get_submodule(name).get_parameter("weight").shape[0]
+            width = model.get_submodule(name).get_parameter("weight").shape[0]
             assert 1 <= row.widths[name] <= width
 
 

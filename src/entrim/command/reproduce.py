@@ -12,7 +12,7 @@ from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.studies import STUDIES
 from entrim.experiments.work import Work, work_folder
 
-HELP = "Run a table of the paper again: published, ours, difference."
+HELP: str = "Run a table of the paper again: published, ours, difference."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -137,7 +137,10 @@ class _Lines:
         values = {
             way: [get(m) for m in self.found if m.row == row.name and m.way == way] for way in WAYS
         }
-        return {way: [v for v in some if v is not None] for way, some in values.items()}
+        return {
+            way: [v if isinstance(v, str) else float(v) for v in some if v is not None]
+            for way, some in values.items()
+        }
 
     def _widths(self, row: Row) -> Line:
         paper = "-".join(map(str, row.widths.values()))

@@ -33,6 +33,8 @@ class Study:
     name: str
     title: str
     variants: tuple[Variant, ...]
+    tables: tuple[str, ...] = ("lenet-conv", "lenet-full")
+    """Whose rows are cut."""
     published: tuple[str, ...] = ()
     """Tables of other methods that are printed beside it."""
     subject: Callable[..., Subject] = subjects.lenet
@@ -40,7 +42,7 @@ class Study:
     @property
     def rows(self) -> tuple[Row, ...]:
         """The rows that are cut."""
-        return (*rows_of("lenet-conv"), *rows_of("lenet-full"))
+        return tuple(row for table in self.tables for row in rows_of(table))
 
     def plan(self, options: Options) -> str:
         """Return what will be run."""

@@ -18,8 +18,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
-    "momentum": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, **options),
     "sgd": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, nesterov=True, **options),
+    "momentum": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, **options),
 }
 
 

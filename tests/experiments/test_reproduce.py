@@ -252,7 +252,7 @@ def test_epochs_that_cannot_be_are_refused_in_one_sentence(
 
 def test_a_log_gets_a_line_now_and_then_and_always_the_last(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+") as log:
-        show = Progress(log, every=3600)
+        show = Progress(log, every=3600.0)
         for done in (1, 2, 3):
             show(Step(stage="train", name="epoch 1", done=done, total=3))
         log.seek(0)

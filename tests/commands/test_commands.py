@@ -30,7 +30,7 @@ def small() -> torch.nn.Module:
 
 
 def test_the_module_is_a_program() -> None:
-    words = [sys.executable, "-m", "entrim.commands.main", "--version"]
+    words = [sys.executable, "-m", "entrim", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == f"entrim {entrim.__version__}\n"
 
@@ -217,6 +217,17 @@ def test_a_terminal_sees_one_line_with_the_time_left(monkeypatch: pytest.MonkeyP
     assert "left" in lines[1]
     assert lines[2].endswith("conv1  3 of 8\n")
     assert "left" not in lines[2]
+
+
+@pytest.mark.parametrize(("every", "told"), [(3600.0, ["3"]), (0.0, ["1", "2", "3"])])
+def test_a_log_gets_a_line_now_and_then_and_always_the_last(every: float, told: list[str]) -> None:
+    import io
+
+    stream = io.StringIO()
+    progress = Progress(stream, every=every)
+    for done in (1, 2, 3):
+        progress(Step(stage="train", name="epoch 1", done=done, total=3))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == told
 
 
 @given(st.integers(1, 100))

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Sequence
 
 import entrim
-from entrim.commands import compare, demo, inspect, report, sparsify
+from entrim.commands import compare, demo, inspect, report, reproduce, sparsify
 from entrim.errors import EntrimError
 
-COMMANDS = (demo, inspect, sparsify, report, compare)
+COMMANDS = (demo, inspect, sparsify, report, compare, reproduce)
 _EPILOG = """\
 Results go to stdout, progress and warnings to stderr.
 Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
@@ -91,7 +91,3 @@ def _number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -55,11 +55,14 @@ def widths(record: Record) -> str:
 
 @dataclass(slots=True)
 class Progress:
-    """One line that is written over on a terminal; a line for every finished stage elsewhere."""
+    """One line that is written over on a terminal; elsewhere one now and then, and the last."""
 
     stream: Any = field(default_factory=lambda: sys.stderr)
+    every: float = 60.0
+    """Seconds between two lines where nobody looks at a terminal."""
     _stage: str = ""
     _begun: float = field(default_factory=time.monotonic)
+    _told: float = field(default_factory=time.monotonic)
 
     def __call__(self, step: Step) -> None:
         """Show one step."""
@@ -68,7 +71,8 @@ class Progress:
         if self.stream.isatty():
             end = "\n" if step.done >= step.total else ""
             self.stream.write(f"\r\x1b[K{self._line(step)[:100]}{end}")
-        elif step.done >= step.total:
+        elif step.done >= step.total or time.monotonic() - self._told >= self.every:
+            self._told = time.monotonic()
             self.stream.write(
                 f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
             )

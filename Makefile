@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY) ## train a small CNN on embedded digits, cut it without labels, print the table
-	$(BIN)/python examples/digits.py
+	$(BIN)/entrim demo
 
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2

@@ -1,13 +1,10 @@
 """The LeNet of the paper, trained by its recipe, and the moments of its prunable layers."""
 
-from collections.abc import Callable
-
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from entrim.experiments import LeNet, cache_folder, load_mnist, normalisation
+from entrim.experiments import LeNet, subjects
+from entrim.experiments.work import Work, work_folder
 
 
 @torch.no_grad()
@@ -20,31 +17,11 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return 100 * hits / len(images)
 
 
-def trained_lenet(seed: int = 0, say: Callable[[str], None] = print) -> LeNet:
-    """Return LeNet trained on 50,000 images by the paper's recipe, from the cache when it is there.
-
-    Adam from 1e-3, halved every 7 of 20 epochs. The paper states no batch size; 128 here.
-    """
-    file = cache_folder() / f"lenet-mnist-seed{seed}.safetensors"
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = LeNet()
-        if file.exists():
-            model.load_state_dict(load_file(file))
-            return model.eval()
-        mnist = load_mnist("train")[:50_000]
-        images, labels = mnist.normalised(normalisation.MNIST), mnist.labels
-        optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-        schedule = torch.optim.lr_scheduler.StepLR(optimiser, step_size=7, gamma=0.5)
-        for epoch in range(20):
-            for rows in torch.randperm(len(images)).split(128):
-                optimiser.zero_grad()
-                F.cross_entropy(model(images[rows]), labels[rows]).backward()
-                optimiser.step()
-            schedule.step()
-            say(f"LeNet, epoch {epoch + 1} of 20")
-    save_file(model.state_dict(), file)
-    return model.eval()
+def trained_lenet(seed: int = 0) -> LeNet:
+    """Return LeNet trained by the paper's recipe, from the cache when it is there."""
+    model = subjects.lenet(Work(work_folder()), seed).model
+    assert isinstance(model, LeNet)
+    return model
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 import entrim
 from benchmarks.ledger import Ledger
 from benchmarks.record import table, verdict, write
+from entrim.commands.demo import accuracy, network, train
 from entrim.records import pareto
-from examples.digits import accuracy, network, train
 
 SEEDS = range(4)
 TRIALS = 50

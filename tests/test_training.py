@@ -313,3 +313,17 @@ def test_recipes_that_cannot_work_are_refused(options: dict[str, Any], sentence:
 def test_a_network_without_anything_to_learn_is_refused() -> None:
     with pytest.raises(BadSettingError, match=re.escape("call model.requires_grad_(True)")):
         train(network().requires_grad_(False), regression(), RECIPE)
+
+
+def test_the_last_state_is_handed_out_where_the_recipe_says_so() -> None:
+    told = replace(RECIPE, epochs=3, hand_out="last")
+    done = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), told)
+    best = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), replace(told, hand_out="best"))
+    assert (done.after, done.best, best.after, best.best) == (3.0, 3, 1.0, 1)
+    assert bits(done)[0] != bits(best)[0]
+
+
+def test_the_last_state_before_infinity_is_handed_out() -> None:
+    told = replace(RECIPE, epochs=3, hand_out="last")
+    done = train(network(), scripted([4.0, 5.0, math.inf]), told)
+    assert (done.after, done.best, done.diverged) == (5.0, 1, True)

@@ -105,6 +105,10 @@ class StorageError(EntrimError, OSError):
     """A search cannot be kept in this file, or the file holds another one."""
 
 
+class CommandError(EntrimError, ValueError):
+    """The command line names something that cannot be used."""
+
+
 class CalibrationWarning(UserWarning):
     """The images may not be what the network expects, or too few."""
 

@@ -112,6 +112,11 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     return small
 
 
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `save` noted in `folder` beside the tensors, checked: plan, origin, record."""
+    return _manifest(Path(folder))
+
+
 def _checked_origin(small: nn.Module, plan: Plan) -> Origin:
     """Return where `small` comes from, if `plan` is the one that cut it."""
     origin = Origin.of(small)

@@ -19,6 +19,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, nesterov=True, **options),
+    "momentum": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, **options),
 }
 
 
@@ -30,19 +31,23 @@ class Recipe:
     batch: int
     learning_rate: float
     optimiser: str = "adam"
-    """Or "sgd", with Nesterov's momentum 0.9."""
+    """Or "sgd", with Nesterov's momentum 0.9, or "momentum", with a plain one."""
     weight_decay: float = 0.0
     schedule: str = "cosine"
+    halve_every: int | None = None
+    """Epochs after which the learning rate is halved, again and again, on top of the schedule."""
     mode: str = "train"
     """Or "eval": dropout rests and BatchNorm keeps its statistics, while all weights learn."""
     patience: int | None = None
     """Epochs without a better loss on the images held out before the run stops; None for never."""
+    hand_out: str = "best"
+    """The state with the least loss on the images held out, or the "last"."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "patience"):
+        for name in ("epochs", "batch", "patience", "halve_every"):
             value = getattr(self, name)
-            if value is None and name == "patience":
+            if value is None and name in ("patience", "halve_every"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadSettingError(f"{name} is {value!r}: hand over a whole number from 1")
@@ -54,10 +59,23 @@ class Recipe:
             ("optimiser", OPTIMISERS),
             ("schedule", SCHEDULES),
             ("mode", ("train", "eval")),
+            ("hand_out", ("best", "last")),
         ):
             if getattr(self, name) not in known:
                 choice = ", ".join(map(repr, known))
                 raise BadSettingError(f"{name} is {getattr(self, name)!r}: choose one of {choice}")
+
+    def rate(self, epoch: int, done: float) -> float:
+        """Return the learning rate in `epoch`, counted from 0, when this part of the run is done.
+
+        >>> recipe = Recipe(
+        ...     epochs=20, batch=1, learning_rate=1.0, schedule="constant", halve_every=7
+        ... )
+        >>> [recipe.rate(epoch, epoch / 20) for epoch in (0, 6, 7, 13, 14, 19)]
+        [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+        """
+        halved = 0 if self.halve_every is None else epoch // self.halve_every
+        return self.learning_rate * SCHEDULES[self.schedule](done) * 0.5**halved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,13 +94,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trained:
-    """The network at its best, and how it came there."""
+    """The network that was handed out, and how it came there."""
 
     model: nn.Module
     before: float
     """The loss on the images held out, at the start."""
     after: float
-    """The same of `model`: never above `before`, because the start is a candidate too."""
+    """The same of `model`: where the best is handed out never above `before`, because the start
+    is a candidate too."""
     best: int
     """The epoch that `model` is from; 0 is the start."""
     history: tuple[tuple[float, float], ...]

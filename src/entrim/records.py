@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from entrim.errors import LoadError
+
 FORMAT = 1
 
 
@@ -129,6 +131,22 @@ class Record:
         """Return the record as JSON."""
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)})
 
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Return the record written by `to_json`; anything else is refused with a LoadError."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") > FORMAT:
+                raise LoadError("the record has a newer format: update entrim")
+            return _record(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, LoadError):
+                raise
+            raise LoadError(
+                f"the record is not as this entrim writes it ({error!r}): update entrim, or run "
+                "sparsify again"
+            ) from error
+
     def __str__(self) -> str:
         lines = [
             f"{self.model}: {_fall('parameters', self.before.params, self.after.params)}, "
@@ -245,6 +263,26 @@ def pareto(trials: Sequence[Trial], cost: str) -> tuple[Trial, ...]:
         if not front or (trial.score or 0.0) > (front[-1].score or 0.0):
             front.append(trial)
     return tuple(front)
+
+
+def _record(data: dict[str, Any]) -> Record:
+    parts = {"groups": GroupRecord, "layers": LayerRecord, "tradeoff": TradeOff}
+    sizes = {name: Size(**data.pop(name)) for name in ("before", "after")}
+    made = {name: tuple(kind(**_tuples(d)) for d in data.pop(name)) for name, kind in parts.items()}
+    distilled = data.pop("distilled", None)
+    frozen = tuple((layer, channels, reason) for layer, channels, reason in data.pop("frozen"))
+    return Record(
+        **sizes,
+        **made,
+        frozen=frozen,
+        distilled=None if distilled is None else Distilled(**distilled),
+        **_tuples(data),
+    )
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries with the tuples that JSON made lists of."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
 
 
 def _fall(what: str, before: int, after: int) -> str:

@@ -21,7 +21,7 @@ from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
 from entrim.errors import BadSettingError
 from entrim.network.follow import copied
 from entrim.network.form import values_of
-from entrim.recipes import OPTIMISERS, SCHEDULES, Recipe, Task, Trained
+from entrim.recipes import OPTIMISERS, Recipe, Task, Trained
 from entrim.records import Step
 
 EVERY = 30.0
@@ -40,6 +40,7 @@ def train(
 ) -> Trained:
     """Return a trained copy of `model`, in the state with the least loss on the images held out.
 
+    Where `recipe.hand_out` is "last" it is the state after the last epoch that ended in numbers.
     With `checkpoint`, a file, the run is written there every so many seconds and goes on from
     there, to the same bits on the same machine and number of threads; a finished one is handed out
     at once. Parameters that do not ask for gradients stay as they are.
@@ -149,7 +150,7 @@ class _Run:
             return self._diverged()
         state.history.append((state.total / self.batches, held_out))
         state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
-        if held_out < state.after:
+        if held_out < state.after or self.recipe.hand_out == "last":
             state.after, state.best, self.best = held_out, state.epoch, _cloned(self.model)
         patience = self.recipe.patience
         if state.epoch == self.recipe.epochs:
@@ -177,7 +178,7 @@ class _Run:
             self.recipe.epochs * self.batches
         )
         for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.learning_rate * SCHEDULES[self.recipe.schedule](done)
+            group["lr"] = self.recipe.rate(self.state.epoch, done)
         self.model.train(self.recipe.mode == "train")
         self.optimiser.zero_grad()
         loss = self.task.loss(self.model, index, self.generator)

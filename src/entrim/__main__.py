@@ -1,0 +1,7 @@
+"""`python -m entrim`: the command line where the script is not on the path."""
+
+import sys
+
+from entrim.commands.main import main
+
+sys.exit(main())

@@ -1,0 +1,165 @@
+"""From `package.module:factory` or `path.py:factory` and a file of weights to a network."""
+
+import importlib
+import importlib.util
+import pickle
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from entrim.errors import CommandError
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """Add the arguments that name a network."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="package.module:factory or path.py:factory, which returns the network",
+    )
+    parser.add_argument(
+        "--weights", metavar="FILE", help="its state dict: .safetensors, or .pt with tensors only"
+    )
+
+
+def read_model(where: str, weights: str | None) -> nn.Module:
+    """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
+    module_name, colon, name = where.rpartition(":")
+    if not colon or not module_name or not name:
+        raise CommandError(
+            f"{where!r} names no network: write package.module:factory or path.py:factory"
+        )
+    module = _module(module_name)
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        raise CommandError(
+            f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12])}"
+        )
+    model = _made(getattr(module, name), where)
+    if weights is not None:
+        _give(model, Path(weights))
+    return model.eval()
+
+
+def _module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise CommandError(
+                f"there is no module {error.name!r}: install it, or run where it lies"
+            ) from error
+        raise CommandError(f"importing {name} failed ({error}): install what it needs") from error
+    except Exception as error:
+        raise _raised(f"importing {name}", error) from error
+
+
+def _from_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise CommandError(f"there is no file {file}: write path.py:factory")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{file} cannot be imported: hand over Python source")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:  # the file may import its neighbours
+        sys.path.insert(0, folder)
+    sys.modules.setdefault(file.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _raised(f"importing {file}", error) from error
+    return module
+
+
+def _made(factory: Any, where: str) -> nn.Module:
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise CommandError(f"{where} is a {type(factory).__name__}: name a function or a class")
+    try:
+        model = factory()
+    except Exception as error:
+        raise _raised(f"{where}()", error) from error
+    if not isinstance(model, nn.Module):
+        raise CommandError(
+            f"{where}() returned a {type(model).__name__}: it must return a torch.nn.Module"
+        )
+    return model
+
+
+def _raised(what: str, error: Exception) -> CommandError:
+    said = (str(error).splitlines() or [""])[0]
+    return CommandError(
+        f"{what} raised {type(error).__name__}: {said} (mend it there; --debug shows where)"
+    )
+
+
+def read_tensors(file: Path, what: str) -> Any:
+    """Return what a .pt file holds, if that is tensors and plain values; no code of it is run."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CommandError(
+            f"{file} is refused, because reading it could run code (nothing was run): save "
+            f"{what} again, as tensors only"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CommandError(
+            f"{file} cannot be read ({str(error).splitlines()[0]}): hand over {what} saved by "
+            "torch.save"
+        ) from error
+
+
+def _give(model: nn.Module, file: Path) -> None:
+    if not file.is_file():
+        raise CommandError(f"there is no file {file}: name the weights with --weights FILE")
+    if file.suffix == ".safetensors":
+        try:
+            found: Any = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise CommandError(f"{file} cannot be read ({error}): copy it again") from error
+    else:
+        found = read_tensors(file, "model.state_dict()")
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise CommandError(f"{file} holds no state dict: save model.state_dict()")
+    _refuse_misfit(model.state_dict(), found, file)
+    model.load_state_dict(dict(found), strict=False)
+
+
+def _refuse_misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse weights of another network; only counters of BatchNorm may be missing."""
+    missing = [n for n in wanted if n not in found and not n.endswith("num_batches_tracked")]
+    extra = [name for name in found if name not in wanted]
+    other = [
+        f"{name} {list(found[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    kinds = {"missing": missing, "not in the network": extra, "of another shape": other}
+    odd = [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    if odd:
+        raise CommandError(
+            f"{file} does not fit the network; {'; '.join(odd)}: hand over the weights of this "
+            "network, or name the factory that they belong to"
+        )
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,80 @@
+"""`entrim reproduce`: a table of the paper, run again and set beside what was printed."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from entrim import atomic
+from entrim.commands.showing import Progress, tell
+from entrim.errors import SaveError
+from entrim.experiments.cutting import WAYS
+from entrim.experiments.reproduce import EXPERIMENTS, Options
+from entrim.experiments.studies import STUDIES
+from entrim.experiments.work import Work, work_folder
+
+_EXAMPLES = """\
+examples:
+  entrim reproduce lenet-conv --seeds 0 1 2
+  entrim reproduce lenet-full --quick
+  entrim reproduce vgg16-full --finished   prints what is finished, runs nothing"""
+
+
+def add(subparsers: Any) -> ArgumentParser:
+    """Add the command."""
+    parser: ArgumentParser = subparsers.add_parser(
+        "reproduce",
+        help="run a table of the paper again",
+        description="Run a table of the paper again: published, ours, difference.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, *STUDIES])
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
+    )
+    parser.add_argument("--quick", action="store_true", help="few images and epochs; no results")
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how rows are cut"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        nargs="*",
+        help="to train for, instead of the published; none: cut only",
+    )
+    parser.add_argument(
+        "--no-scratch", action="store_true", help="train no network from new weights"
+    )
+    parser.add_argument(
+        "--finished", action="store_true", help="run nothing; print what is finished"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="folder of finished stages (default: in the cache)"
+    )
+    parser.add_argument("--record", type=Path, help="file for the JSON record (default: in --work)")
+    return parser
+
+
+def run(args: Namespace) -> int:
+    """Say what will be run, run it, print the table and write the record."""
+    experiment = {**EXPERIMENTS, **STUDIES}[args.experiment]
+    options = Options(
+        seeds=tuple(dict.fromkeys(args.seeds)),
+        quick=args.quick,
+        ways=tuple(args.ways),
+        epochs=None if args.epochs is None else tuple(args.epochs),
+        scratch=not args.no_scratch,
+    )
+    folder = args.work or work_folder()
+    if not args.finished:
+        print(experiment.plan(options), file=sys.stderr)
+        print(f"what is finished in {folder} is not run again", file=sys.stderr)
+    report = experiment.run(Work(folder, Progress(), args.finished), options)
+    file = args.record or folder / f"{experiment.name}{'-quick' * args.quick}.json"
+    try:
+        atomic.write(file, report.to_json().encode() + b"\n")
+    except OSError as error:
+        raise SaveError(f"the record {file} cannot be written ({error}): pass --record") from error
+    tell(report.to_json() if args.json else report.markdown())
+    print(f"record: {file}", file=sys.stderr)
+    return 0

@@ -1,0 +1,88 @@
+"""Tables on stdout, progress on stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from entrim.records import Record, Step
+from entrim.report.numbers import percent, seconds, short, size, times
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows in columns: the first to the left, the others to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if k else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def tell(text: str) -> None:
+    """Print a result."""
+    print(text)
+
+
+def tell_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print a result for machines."""
+    print(json.dumps(data, indent=2))
+
+
+def sizes(record: Record) -> str:
+    """Return what the network cost before and costs now."""
+    before, after = record.before, record.after
+    rows = [["", "before", "after", "less"]]
+    for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
+        was, now = getattr(before, word), getattr(after, word)
+        name = {"params": "parameters", "macs": "MACs"}.get(word, word)
+        rows.append([name, write(was), write(now), times(was, now)])
+    return table(rows)
+
+
+def widths(record: Record) -> str:
+    """Return what every group keeps."""
+    rows = [["group", "channels", "kept", "stays"]]
+    for group in record.groups:
+        kept = len(group.kept)
+        rows.append([group.name, str(group.channels), str(kept), percent(kept / group.channels)])
+    return table(rows)
+
+
+@dataclass(slots=True)
+class Progress:
+    """One line that is written over on a terminal; elsewhere one now and then, and the last."""
+
+    stream: Any = field(default_factory=lambda: sys.stderr)
+    every: float = 60.0
+    """Seconds between two lines where nobody looks at a terminal."""
+    _stage: str = ""
+    _begun: float = field(default_factory=time.monotonic)
+    _told: float = field(default_factory=time.monotonic)
+
+    def __call__(self, step: Step) -> None:
+        """Show one step."""
+        if step.stage != self._stage:
+            self._stage, self._begun = step.stage, time.monotonic()
+        if self.stream.isatty():
+            end = "\n" if step.done >= step.total else ""
+            self.stream.write(f"\r\x1b[K{self._line(step)[:100]}{end}")
+        elif step.done >= step.total or time.monotonic() - self._told >= self.every:
+            self._told = time.monotonic()
+            self.stream.write(
+                f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
+            )
+        self.stream.flush()
+
+    def _line(self, step: Step) -> str:
+        full = 20 * step.done // max(step.total, 1)
+        left = step.seconds_left
+        if left is None and step.done:
+            left = (time.monotonic() - self._begun) / step.done * (step.total - step.done)
+        ahead = f"  {seconds(left)} left" if left else ""
+        bar = "█" * full + "░" * (20 - full)
+        return f"{step.stage:<9}{bar} {step.done}/{step.total}{ahead}  {step.name}  {step.detail}"

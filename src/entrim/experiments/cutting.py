@@ -1,0 +1,212 @@
+"""One row of a table, measured: cut in several ways, tested, tuned, trained from new weights."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from entrim import files
+from entrim.budget import Budget
+from entrim.checkpoints import fingerprint
+from entrim.experiments.rows import Row
+from entrim.experiments.subjects import Subject
+from entrim.experiments.teaching import fresh
+from entrim.experiments.work import NotFinishedError, Point, Work
+from entrim.network import apply_plan
+from entrim.network.form import values_of
+from entrim.pipeline import Sparsified, sparsify
+from entrim.plan import Plan
+from entrim.recipes import Recipe
+
+IMAGES = 500
+"""Unlabelled images that a network is cut with."""
+_EXAMPLE = 4
+WAYS = {
+    "paper": "the paper's method and eps",
+    "widths": "the paper's method, at its widths",
+    "default": "our default, within its parameters",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One row, cut in one way, of one seed; None and missing epochs stand for "not run"."""
+
+    row: str
+    way: str
+    seed: int
+    cut: Point | None = None
+    tuned: Mapping[int, float] = field(default_factory=dict)
+    scratch: Mapping[int, float] = field(default_factory=dict)
+
+
+def baseline(work: Work, subject: Subject) -> float:
+    """Return the accuracy of the network as it is handed over."""
+    name = f"{subject.network} seed {subject.seed} baseline"
+    found = work.point(
+        name, _identity(subject), lambda: {"accuracy": subject.accuracy(subject.model)}
+    )
+    return found["accuracy"]
+
+
+def measure_row(
+    work: Work,
+    subject: Subject,
+    row: Row,
+    way: str,
+    tuned: tuple[int, ...],
+    scratch: tuple[int, ...],
+) -> Measured:
+    """Return what the row gives when it is cut in this way, as far as it may be run."""
+    name = f"{subject.network} seed {subject.seed} {row.name} {way}"
+    try:
+        cut, place = cut_row(work, subject, row, name, options_of(subject, row, way))
+    except NotFinishedError:
+        return Measured(row=row.name, way=way, seed=subject.seed)
+    small = files.load(subject.model, place)
+    new = fresh(small, subject.seed)
+    lessons = _Lessons(work, subject)
+    return Measured(
+        row=row.name,
+        way=way,
+        seed=subject.seed,
+        cut=cut,
+        tuned=lessons.after(f"{name} fine tuning", small, subject.fine_tuning, tuned),
+        scratch=lessons.after(
+            f"{subject.network} seed {subject.seed} from scratch", new, subject.training, scratch
+        ),
+    )
+
+
+def cut_row(
+    work: Work,
+    subject: Subject,
+    row: Row,
+    name: str,
+    options: Mapping[str, Any],
+    images: int = IMAGES,
+) -> tuple[Point, Path]:
+    """Return what `sparsify` with these options makes of the network, and where that is saved.
+
+    The name must tell the number of images where it is not the usual one.
+    """
+    settings = {**_identity(subject), "options": _recorded(options)}
+    place = work.place(name, settings)
+    point = work.point(
+        name, settings, lambda: _cut(work, subject, row, options, subject.images(images), place)
+    )
+    return point, place
+
+
+@dataclass(frozen=True, slots=True)
+class _Lessons:
+    work: Work
+    subject: Subject
+
+    def after(
+        self,
+        name: str,
+        model: nn.Module,
+        recipe: Callable[[int, int], Recipe],
+        epochs: tuple[int, ...],
+    ) -> dict[int, float]:
+        """Return the accuracy after so many epochs each, as far as it may be run."""
+        found = {}
+        for count in epochs:
+            told = recipe(count, self.subject.seed)
+            settings = {
+                **_identity(self.subject),
+                "start": fingerprint(values_of(model).values()),
+                "recipe": asdict(told),
+            }
+            try:
+                point = self.work.point(
+                    name, settings, lambda told=told: self._learn(name, model, told)
+                )
+            except NotFinishedError:
+                continue
+            found[count] = point["accuracy"]
+        return found
+
+    def _learn(self, name: str, model: nn.Module, recipe: Recipe) -> Point:
+        trained = self.work.trained(name, model, self.subject.task(), recipe)
+        return {"accuracy": self.subject.accuracy(trained)}
+
+
+def _identity(subject: Subject) -> dict[str, Any]:
+    return {
+        "network": subject.network,
+        "seed": subject.seed,
+        "weights": fingerprint(values_of(subject.model).values()),
+        "lesson": len(subject.lesson),
+        "test": len(subject.test),
+    }
+
+
+def options_of(subject: Subject, row: Row, way: str) -> dict[str, Any]:
+    """Return what `sparsify` is told."""
+    if way == "paper":
+        eps = {group: (-value, value) for group, value in row.eps.items()}
+        return {"preset": "paper", "layers": list(row.eps), "eps": eps}
+    if way == "widths":
+        return {"preset": "paper", "layers": list(row.eps), "widths": dict(row.widths)}
+    return {"layers": list(row.eps), "budget": Budget(params=published_params(subject, row))}
+
+
+def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: asdict(v) if isinstance(v, Budget) else v for k, v in options.items()}
+
+
+def published_params(subject: Subject, row: Row) -> int:
+    """Return the parameters of the network at the paper's widths, whichever channels stay."""
+    plan = Plan({group: tuple(range(width)) for group, width in row.widths.items()}, {})
+    small = apply_plan(subject.model, plan, subject.images(_EXAMPLE))
+    return sum(parameter.numel() for parameter in small.parameters())
+
+
+def _cut(
+    work: Work,
+    subject: Subject,
+    row: Row,
+    options: Mapping[str, Any],
+    images: Tensor,
+    place: Path,
+) -> Point:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the record keeps them as notes
+        result = sparsify(
+            subject.model,
+            images,
+            generator=torch.Generator().manual_seed(subject.seed),
+            on_step=work.on_step,
+            **options,
+        )
+    result.save(place)
+    record = result.record
+    return {
+        "widths": {group.name: len(group.kept) for group in record.groups if group.name in row.eps},
+        "accuracy": subject.accuracy(result.model),
+        "parameters": record.after.params,
+        "sparsity": 100 * (1 - record.after.params / record.before.params),
+        "local sparsity": _local_sparsity(result, row),
+        "FLOPs": record.after.macs,
+        "bytes": record.after.bytes,
+        "speedup": record.before.latency / record.after.latency,
+        "seconds": dict(record.seconds),
+        "notes": list(record.notes),
+    }
+
+
+def _local_sparsity(result: Sparsified, row: Row) -> float | None:
+    """Return the share of weights that went, of the convolutions cut on both sides, in percent."""
+    if not row.inner:
+        return None
+    big, small = (
+        sum(net.get_submodule(name).get_parameter("weight").numel() for name in row.inner)
+        for net in (result.original, result.model)
+    )
+    return 100 * (1 - small / big)

@@ -1,0 +1,262 @@
+"""The paper's tables, run again: cut, test, fine tune, and set beside what was printed."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from entrim.experiments import subjects
+from entrim.experiments.bars import verdicts
+from entrim.experiments.cutting import WAYS, Measured, baseline, measure_row
+from entrim.experiments.published import Cell, tables
+from entrim.experiments.report import Line, Report
+from entrim.experiments.rows import EMPTY, Row, rows_of
+from entrim.experiments.subjects import Subject
+from entrim.experiments.work import NotFinishedError, Work
+from entrim.experiments.zoo import ZOO
+
+QUICK_EPOCHS = 1
+_DECIMALS = {"parameters": 0, "FLOPs": 0}
+_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a run may be told."""
+
+    seeds: tuple[int, ...] = (0,)
+    quick: bool = False
+    ways: tuple[str, ...] = tuple(WAYS)
+    epochs: tuple[int, ...] | None = None
+    """Of fine tuning and of training from new weights, instead of the published ones."""
+    scratch: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRun:
+    """A table of the paper that is made by cutting rows of one network."""
+
+    name: str
+    title: str
+    network: str
+    accuracy: str
+    """The published table whose row "baseline" holds the accuracy."""
+    subject: Callable[..., Subject]
+    training: int
+    """Epochs that the trained network itself needs where it is not there yet."""
+    lesson: int
+    """Images of one epoch."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of the table."""
+        return rows_of(self.name)
+
+    def plan(self, options: Options) -> str:
+        """Return what will be run and about how long it takes here, if nothing is finished yet."""
+        rows = [_told(row, options) for row in self.rows]
+        each = sum(sum(row.tuned) + sum(row.scratch) for row in rows) * len(options.ways)
+        lesson = subjects.QUICK_LESSON if options.quick else self.lesson
+        epochs = (each + (subjects.QUICK_TRAINING if options.quick else self.training)) * len(
+            options.seeds
+        )
+        seconds = epochs * seconds_per_image(self.network) * lesson
+        return (
+            f"{self.name}: {self.network}, rows {', '.join(row.name for row in rows)}; "
+            f"{len(options.ways)} ways, seeds {', '.join(map(str, options.seeds))}; at most "
+            f"{epochs} epochs of training on {lesson:,} images, about {_span(seconds)} here on "
+            f"{torch.get_num_threads()} threads, and the cuts themselves"
+        )
+
+    def run(self, work: Work, options: Options) -> Report:
+        """Return published beside ours, after running what is not finished yet."""
+        rows = [_told(row, options) for row in self.rows]
+        found: list[Measured] = []
+        baselines, notes = {}, shrunk(options)
+        for seed in options.seeds:
+            try:
+                subject = self.subject(work, seed, quick=options.quick)
+                baselines[seed] = baseline(work, subject)
+            except NotFinishedError:
+                notes.append(f"seed {seed}: not run")
+                continue
+            notes.append(f"seed {seed}: {subject.origin}; baseline {baselines[seed]:.2f} %")
+            found += [
+                measure_row(work, subject, row, way, tuple(row.tuned), tuple(row.scratch))
+                for row in rows
+                for way in options.ways
+            ]
+        lines = _Lines(found, baselines, tables()[self.accuracy].cell("baseline", "accuracy"))
+        return Report(
+            experiment=self.name,
+            title=self.title,
+            columns=tuple(WAYS.values()),
+            lines=tuple(line for row in self.rows for line in lines.of(row, options)),
+            verdicts=() if options.quick else verdicts(self.name, self.rows, found, baselines),
+            notes=tuple(notes),
+            measured=[{**asdict(one), "baseline": baselines[one.seed]} for one in found if one.cut],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of a table, from what was measured."""
+
+    found: Sequence[Measured]
+    baselines: dict[int, float]
+    printed: Cell
+    """The paper's baseline."""
+
+    def of(self, row: Row, options: Options) -> list[Line]:
+        """Return the lines of one row, published epochs and those that were asked for."""
+        lines = [self._widths(row)]
+        for name, cell in row.cells.items():
+            if name == "accuracy":
+                lines += self._accuracy(row, "raw", cell, lambda m: (m.cut or {}).get("accuracy"))
+                continue
+            values = self._values(row, lambda m, name=name: (m.cut or {}).get(name))
+            decimals = _DECIMALS.get(name, 2)
+            lines.append(
+                Line(row=row.name, quantity=name, paper=cell, ours=values, decimals=decimals)
+            )
+        told = _told(row, options)
+        for kind, text in (("tuned", "fine tuned"), ("scratch", "from scratch")):
+            printed = getattr(row, kind)
+            for epochs in sorted({*printed, *getattr(told, kind)}):
+                get = lambda m, kind=kind, epochs=epochs: getattr(m, kind).get(epochs)  # noqa: E731
+                name = f"{text} {epochs} epoch{'s' * (epochs > 1)}"
+                lines += self._accuracy(row, name, printed.get(epochs, EMPTY), get)
+        return lines
+
+    def _values(
+        self, row: Row, get: Callable[[Measured], float | str | None]
+    ) -> dict[str, list[float | str]]:
+        values = {
+            way: [get(m) for m in self.found if m.row == row.name and m.way == way] for way in WAYS
+        }
+        return {
+            way: [v if isinstance(v, str) else float(v) for v in some if v is not None]
+            for way, some in values.items()
+        }
+
+    def _widths(self, row: Row) -> Line:
+        paper = "-".join(map(str, row.widths.values()))
+
+        def kept(measured: Measured) -> str | None:
+            if measured.cut is None:
+                return None
+            return "-".join(str(measured.cut["widths"][group]) for group in row.widths)
+
+        values = self._values(row, kept)
+        return Line(row=row.name, quantity="channels kept", paper=Cell(paper), ours=values)
+
+    def _accuracy(
+        self, row: Row, name: str, cell: Cell, get: Callable[[Measured], float | None]
+    ) -> list[Line]:
+        """Return the accuracy and the drop from the own baseline."""
+        base = self.printed.value
+        drop = EMPTY
+        if base is not None and cell.value is not None:
+            drop = Cell(f"{base - cell.value:.2f}")
+
+        def lost(measured: Measured) -> float | None:
+            value = get(measured)
+            return None if value is None else self.baselines[measured.seed] - value
+
+        return [
+            Line(
+                row=row.name, quantity=f"accuracy, {name}", paper=cell, ours=self._values(row, get)
+            ),
+            Line(row=row.name, quantity=f"drop, {name}", paper=drop, ours=self._values(row, lost)),
+        ]
+
+
+def _told(row: Row, options: Options) -> Row:
+    """Return the row with the epochs that are to be run."""
+    if options.quick:
+        chosen: tuple[int, ...] | None = (QUICK_EPOCHS,)
+    else:
+        chosen = options.epochs
+    tuned = row.tuned if chosen is None else {n: row.tuned.get(n, EMPTY) for n in chosen}
+    scratch = row.scratch if chosen is None else {n: row.scratch.get(n, EMPTY) for n in chosen}
+    return replace(row, tuned=tuned, scratch=scratch if options.scratch else {})
+
+
+def shrunk(options: Options) -> list[str]:
+    """Return the note that a quick run must carry."""
+    if not options.quick:
+        return []
+    return [
+        f"QUICK: {subjects.QUICK_LESSON:,} images to learn from, {QUICK_EPOCHS} epoch of fine "
+        f"tuning and from scratch, {subjects.QUICK_TEST:,} to test: the figures are no results"
+    ]
+
+
+def seconds_per_image(network: str, steps: int = 2) -> float:
+    """Return what learning from one image takes here and now, measured on random images."""
+    entry = ZOO[network]
+    model: nn.Module = entry.model().train()
+    images, labels = entry.images(_BATCH), torch.zeros(_BATCH, dtype=torch.long)
+    seconds = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        with torch.enable_grad():
+            F.cross_entropy(model(images), labels).backward()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds) / _BATCH
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _vgg(name: str, title: str) -> TableRun:
+    return TableRun(
+        name=name,
+        title=title,
+        network="VGG-16",
+        accuracy="vgg16-results",
+        subject=subjects.vgg16,
+        training=0,
+        lesson=50_000,
+    )
+
+
+def _lenet(name: str, title: str) -> TableRun:
+    return TableRun(
+        name=name,
+        title=title,
+        network="LeNet",
+        accuracy=name,
+        subject=subjects.lenet,
+        training=20,
+        lesson=50_000,
+    )
+
+
+EXPERIMENTS = {
+    run.name: run
+    for run in (
+        _lenet("lenet-conv", "the inputs of fc1"),
+        _lenet("lenet-full", "the inputs of fc1, fc2 and fc3"),
+        _vgg("vgg16-groups", "groups of layers"),
+        _vgg("vgg16-full", "all layers"),
+        _vgg("vgg16-epochs", "fine tuning against new weights, epoch by epoch"),
+        _vgg("vgg16-scratch", "new weights, trained longer"),
+        TableRun(
+            name="resnet18",
+            title="the second convolution of blocks",
+            network="ResNet18",
+            accuracy="resnet18-results",
+            subject=subjects.resnet18,
+            training=subjects.RESNET18_EPOCHS,
+            lesson=50_000,
+        ),
+    )
+}

@@ -1,0 +1,146 @@
+"""The trained networks that the tables are made with, each with its images and recipes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from entrim import atomic
+from entrim.augmenting import Augmentation
+from entrim.errors import BadSettingError
+from entrim.experiments import normalisation, teaching
+from entrim.experiments.assets import PRETRAINED, pretrained
+from entrim.experiments.cache import cache_folder
+from entrim.experiments.datasets import Dataset, load_cifar10, load_mnist
+from entrim.experiments.normalisation import Normalisation
+from entrim.experiments.work import Work
+from entrim.experiments.zoo import LeNet, ResNet18
+from entrim.recipes import Recipe, Task
+
+QUICK_LESSON, QUICK_TEST = 2000, 1000
+"""Images to learn from and to test with in a quick run."""
+QUICK_TRAINING = 5
+"""Epochs of the network itself in a quick run."""
+_LENET_LESSON, _WATCHED = 50_000, 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subject:
+    """A trained network, unlabelled images to cut it with, and labelled ones to teach and test."""
+
+    network: str
+    """Its name in the zoo and in the published tables."""
+    seed: int
+    model: nn.Module
+    how: Normalisation
+    lesson: Dataset
+    watched: Dataset
+    """Looked at after every epoch; nothing is chosen by it."""
+    test: Dataset
+    augment: Augmentation
+    training: Callable[[int, int], Recipe]
+    """By epochs and seed."""
+    fine_tuning: Callable[[int, int], Recipe]
+    origin: str
+    """The sentence that says where the trained network comes from."""
+
+    def images(self, count: int) -> Tensor:
+        """Return unlabelled training images, normalised, drawn by the seed."""
+        if not 1 <= count <= len(self.lesson):
+            raise BadSettingError(f"{count} images of {len(self.lesson):,}: ask for some of them")
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randperm(len(self.lesson), generator=generator)[:count]
+        return self.how(self.lesson.images[drawn])
+
+    def task(self) -> Task:
+        """Return what the network is taught."""
+        return teaching.classification(self.lesson, self.watched, self.how, self.augment)
+
+    def accuracy(self, model: nn.Module) -> float:
+        """Return the percentage of the test images that `model` names right."""
+        return teaching.percent_right(model.eval(), self.test, self.how)
+
+
+def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+    """Return LeNet on MNIST, trained by the paper's recipe on 50,000 images.
+
+    What was trained once is kept in the cache, as `lenet-mnist-seed0.safetensors`.
+    """
+    data, test = load_mnist("train"), load_mnist("test")
+    lesson, watched = data[:_LENET_LESSON], data[_LENET_LESSON:]
+    if quick:
+        lesson, watched, test = lesson[:QUICK_LESSON], watched[:QUICK_TEST], test[:QUICK_TEST]
+    how, augment = normalisation.MNIST, teaching.STILL
+    recipe = teaching.lenet_training(QUICK_TRAINING if quick else 20, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LeNet()
+    file = cache_folder() / f"lenet-mnist-seed{seed}.safetensors"
+    if file.exists() and not quick:
+        model.load_state_dict(load_file(file))
+        origin = f"{file.name} of the cache"
+    else:
+        task = teaching.classification(lesson, watched, how, augment)
+        model = work.trained(f"LeNet seed {seed} training", model, task, recipe)
+        origin = f"trained for {recipe.epochs} epochs on {len(lesson):,} images"
+        if not quick:
+            atomic.write(file, save(model.state_dict()))
+    return Subject(
+        network="LeNet",
+        seed=seed,
+        model=model.eval(),
+        how=how,
+        lesson=lesson,
+        watched=watched,
+        test=test,
+        augment=augment,
+        training=teaching.lenet_training,
+        fine_tuning=teaching.lenet_fine_tuning,
+        origin=origin,
+    )
+
+
+def vgg16(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+    """Return VGG-16 on CIFAR-10 with the weights `cifar10_vgg16` of the assets."""
+    known = PRETRAINED["cifar10_vgg16"]
+    origin = "the pre-trained cifar10_vgg16"
+    return _cifar("VGG-16", pretrained("cifar10_vgg16"), known.normalisation, origin, seed, quick)
+
+
+RESNET18_EPOCHS = 8
+"""The paper trains 200; these are what a day without a GPU holds. The drop is what counts."""
+
+
+def resnet18(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+    """Return ResNet18 on CIFAR-10, trained by the paper's recipe for a few epochs."""
+    recipe = teaching.cifar_training(QUICK_TRAINING if quick else RESNET18_EPOCHS, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: nn.Module = ResNet18()
+    start = _cifar("ResNet18", model, normalisation.CIFAR10, "", seed, quick)
+    model = work.trained(f"ResNet18 seed {seed} training", model, start.task(), recipe)
+    origin = f"trained for {recipe.epochs} epochs on {len(start.lesson):,} images"
+    return _cifar("ResNet18", model, start.how, origin, seed, quick)
+
+
+def _cifar(
+    network: str, model: nn.Module, how: Normalisation, origin: str, seed: int, quick: bool
+) -> Subject:
+    lesson, test = load_cifar10("train"), load_cifar10("test")
+    if quick:
+        lesson, test = lesson[:QUICK_LESSON], test[:QUICK_TEST]
+    return Subject(
+        network=network,
+        seed=seed,
+        model=model.eval(),
+        how=how,
+        lesson=lesson,
+        watched=test[:_WATCHED],
+        test=test,
+        augment=teaching.SHIFTED_AND_FLIPPED,
+        training=teaching.cifar_training,
+        fine_tuning=teaching.cifar_fine_tuning,
+        origin=origin,
+    )

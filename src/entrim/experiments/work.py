@@ -1,0 +1,89 @@
+"""The folder of a reproduction: what is finished there is not done again."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from entrim import atomic
+from entrim.checkpoints import fingerprint
+from entrim.errors import EntrimError, SaveError
+from entrim.experiments.cache import cache_folder
+from entrim.network.form import values_of
+from entrim.recipes import Recipe, Task
+from entrim.records import Step
+from entrim.training import train
+
+Point = dict[str, Any]
+
+
+class NotFinishedError(EntrimError, LookupError):
+    """Something was never finished in this folder, and nothing shall be run."""
+
+
+def work_folder() -> Path:
+    """Return where reproductions are kept unless told otherwise: in the cache."""
+    return cache_folder() / "reproduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A folder of finished points and of trainings under way."""
+
+    folder: Path
+    on_step: Callable[[Step], None] = lambda _: None
+    only_finished: bool = False
+    """Run nothing: what is not finished raises NotFinishedError."""
+
+    def point(self, name: str, settings: Mapping[str, Any], measure: Callable[[], Point]) -> Point:
+        """Return what `measure` finds, from the folder when it was found with these settings."""
+        file = self.place(name, settings).with_suffix(".json")
+        if file.exists():
+            return json.loads(file.read_text())["found"]
+        self.refuse_to_run(name)
+        found = measure()
+        content = json.dumps({"name": name, "settings": settings, "found": found}, indent=1)
+        try:
+            atomic.write(file, content.encode())
+        except OSError as error:
+            raise SaveError(
+                f"{file} cannot be written ({error}): make room, or choose another --work folder"
+            ) from error
+        return json.loads(content)["found"]
+
+    def trained(self, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
+        """Return `model` trained, going on where a run of the same kind was stopped; in eval mode.
+
+        The file is named by network and recipe, so that two runs never meet in one.
+        """
+        self.refuse_to_run(name)
+        settings = {
+            "network": fingerprint(values_of(model).values()),
+            "recipe": asdict(recipe),
+            "task": task.identity,
+        }
+        file = self.place(name, settings).with_suffix(".checkpoint")
+        done = train(model, task, recipe, checkpoint=file, stage=name, on_step=self.on_step)
+        return done.model.eval()
+
+    def refuse_to_run(self, name: str) -> None:
+        """Raise where nothing shall be run."""
+        if self.only_finished:
+            raise NotFinishedError(f"{name} is not finished: run without --finished")
+
+    def place(self, name: str, settings: Mapping[str, Any]) -> Path:
+        """Return where something of this name and these settings is kept, without a suffix."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SaveError(
+                f"{self.folder} cannot be made ({error}): choose another --work folder"
+            ) from error
+        text = json.dumps(settings, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return self.folder / f"{re.sub(r'[^a-zA-Z0-9]+', '-', name).strip('-')}_{digest}"

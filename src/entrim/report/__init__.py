@@ -1,0 +1,13 @@
+"""The report of a run: one HTML file that works offline.
+
+>>> from entrim.report import write
+>>> write("no/such/folder")
+Traceback (most recent call last):
+...
+entrim.errors.LoadError: no/such/folder is not there (no entrim.json): hand over a folder of save()
+"""
+
+from entrim.report.page import html, write
+from entrim.report.story import Story, read
+
+__all__ = ["Story", "html", "read", "write"]

@@ -1,0 +1,201 @@
+"""Small charts, as SVG."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from entrim.records import TradeOff
+from entrim.report.markup import Markup, joined, picture, tag
+from entrim.report.numbers import percent, power_of_ten, short
+from entrim.solver.descent import THRESHOLD
+
+WIDE, HIGH = 300.0, 120.0
+
+
+def barcode(kept: Collection[int], channels: int) -> Markup:
+    """Return a line for every channel, strong where it stays."""
+    each = WIDE / channels
+    gap = min(1.0, each / 4)
+    runs: list[list[int]] = []
+    for unit in sorted(kept):
+        if gap < 0.4 and runs and runs[-1][1] == unit:  # thousands of channels: one mark a run
+            runs[-1][1] = unit + 1
+        else:
+            runs.append([unit, unit + 1])
+    lines = "".join(
+        f"M{each * a + gap / 2:.2f} 0H{each * b - gap / 2:.2f}V22H{each * a + gap / 2:.2f}Z"
+        for a, b in runs
+    )
+    return picture(
+        f"Which channels stay: {len(kept)} of {channels}",
+        WIDE,
+        22,
+        tag("rect", width=WIDE, height=22, rx=3, class_="gone"),
+        tag("path", d=lines, class_="kept"),
+        preserveAspectRatio="none",
+        class_="barcode",
+    )
+
+
+def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
+    """Return the importances from the largest to the least, with the threshold for going."""
+    order = sorted(range(len(w)), key=lambda d: (-w[d], d))
+    most, each = max(max(w), THRESHOLD), WIDE / len(w)
+    floor = HIGH - 17
+    bars = {"kept": "", "dropped": ""}
+    for place, d in enumerate(order):
+        tall = max(1.2, (floor - 6) * w[d] / most)
+        left, right = each * (place + 0.1), each * (place + 0.9)
+        bars["kept" if d in kept else "dropped"] += (
+            f"M{left:.2f} {floor:.0f}H{right:.2f}V{floor - tall:.2f}H{left:.2f}Z"
+        )
+    edge, line = each * len(kept), floor - (floor - 6) * THRESHOLD / most
+    beyond = edge > 0.6 * WIDE
+    return picture(
+        f"Importance w of {len(w)} channels, sorted: {len(kept)} stay, the largest is {max(w):.2g}",
+        WIDE,
+        HIGH,
+        tag("path", d=bars["dropped"], class_="dropped"),
+        tag("path", d=bars["kept"], class_="kept"),
+        tag("path", d=f"M0 {line:.2f}H{WIDE}", class_="limit"),
+        tag("path", d=f"M{edge:.1f} 2V{floor:.0f}", class_="guide"),
+        tag(
+            "text",
+            f"{len(kept)} stay",
+            x=edge + (-5 if beyond else 5),
+            y=14,
+            text_anchor="end" if beyond else "start",
+            class_="said" + " plate" * beyond,
+        ),
+        tag("text", f"w, largest {max(w):.2g}", x=0, y=HIGH - 2),
+        tag("text", f"threshold {power_of_ten(THRESHOLD)}", x=WIDE, y=HIGH - 2, text_anchor="end"),
+    )
+
+
+def descent(trace: Sequence[float], certificate: float | None) -> Markup:
+    """Return F from step to step, with the certificate at its end."""
+    high, low = max(trace), min(trace)
+    floor, span = HIGH - 17, (high - low) or 1.0
+    points = [
+        (
+            4 + (WIDE - 8) * k / max(len(trace) - 1, 1),
+            8 + (floor - 14) * (high - value) / span,
+        )
+        for k, value in enumerate(trace)
+    ]
+    way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    last = points[-1]
+    said = [f"{trace[0]:.3g} → {trace[-1]:.3g}"]
+    if certificate is not None:
+        said.append(f"certificate {power_of_ten(certificate)}")
+    return picture(
+        f"The objective F in {len(trace)} steps: {', '.join(said)}",
+        WIDE,
+        HIGH,
+        tag(
+            "polygon", points=f"{points[0][0]},{floor} {way} {last[0]:.1f},{floor}", class_="under"
+        ),
+        tag("polyline", points=way, class_="line"),
+        tag("circle", cx=last[0], cy=last[1], r=4, class_="dot"),
+        *(
+            tag("text", line, x=WIDE, y=16 + 16 * k, text_anchor="end", class_="said")
+            for k, line in enumerate(said)
+        ),
+        tag("text", "the objective F", x=0, y=HIGH - 2),
+        tag("text", f"{len(trace)} steps", x=WIDE, y=HIGH - 2, text_anchor="end"),
+    )
+
+
+def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
+    """Return the foreseen damage against what remains of `kind`, and the point that was taken."""
+    left, right, top, floor = 46.0, 446.0, 14.0, 210.0
+    whole = max(getattr(point, kind) for point in points)
+    bent = max(point.damage for point in points) or 1.0
+
+    def at(point: TradeOff) -> tuple[float, float]:
+        share = getattr(point, kind) / whole
+        return left + (right - left) * share, floor - (floor - top) * math.sqrt(point.damage / bent)
+
+    way = sorted(map(at, points))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in way)
+    taken = next((point for point in points if point.taken), None)
+    marks = [] if taken is None else [_taken(*at(taken), taken, kind, whole, word, floor)]
+    return picture(
+        f"Foreseen damage against the {word} that remain"
+        + ("" if taken is None else f"; taken: {percent(getattr(taken, kind) / whole)}"),
+        460,
+        250,
+        *_grid(left, right, top, floor, bent),
+        tag(
+            "polygon",
+            points=f"{way[0][0]:.1f},{floor} {line} {way[-1][0]:.1f},{floor}",
+            class_="under",
+        ),
+        tag("polyline", points=line, class_="line"),
+        *marks,
+        tag("text", "damage, as a square root", x=right, y=top + 14, text_anchor="end"),
+        tag("text", f"{word} that remain", x=right, y=246, text_anchor="end"),
+        class_="tradeoff",
+    )
+
+
+def _grid(left: float, right: float, top: float, floor: float, bent: float) -> list[Markup]:
+    marks = []
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x, y = left + (right - left) * share, floor - (floor - top) * share
+        marks += [
+            tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid"),
+            tag("text", percent(share), x=x, y=floor + 16, text_anchor="middle"),
+            tag("text", f"{bent * share**2:.2g}", x=left - 6, y=y + 4, text_anchor="end"),
+        ]
+    return marks
+
+
+def _taken(
+    x: float, y: float, point: TradeOff, kind: str, whole: int, word: str, floor: float
+) -> Markup:
+    side = "end" if x > 300 else "start"
+    shift, count = (-10 if side == "end" else 10), getattr(point, kind)
+    return joined(
+        tag("path", d=f"M{x:.1f} {y:.1f}V{floor}", class_="guide"),
+        tag("circle", cx=x, cy=y, r=6.5, class_="dot"),
+        tag(
+            "text",
+            f"taken: {short(count)} {word} ({percent(count / whole)})",
+            x=x + shift,
+            y=y - 10,
+            text_anchor=side,
+            class_="said",
+        ),
+    )
+
+
+def proof(values: Mapping[str, float]) -> Markup:
+    """Return the differences found and the tolerance, on a scale of powers of ten."""
+    names = {"sliced": "sliced", "final": "final", "tolerance": "tolerance"}
+    found = {names[key]: values[key] for key in names if key in values}
+    tiny = 1e-17
+    lowest = math.log10(max(min(found.values()), tiny)) - 1
+    highest = math.log10(max(*found.values(), tiny)) + 1
+
+    def at(value: float) -> float:
+        return 20 + 420 * (math.log10(max(value, tiny)) - lowest) / (highest - lowest)
+
+    limit = at(found["tolerance"])
+    marks = [tag("rect", x=20, y=56, width=limit - 20, height=10, rx=5, class_="allowed")]
+    for power in range(math.ceil(lowest), math.floor(highest) + 1, 2):
+        x = at(10.0**power)
+        marks.append(tag("text", power_of_ten(10.0**power), x=x, y=86, text_anchor="middle"))
+    for k, (name, value) in enumerate(found.items()):
+        x, up = at(value), (18, 36, 18)[k % 3]
+        marks += [
+            tag(
+                "path",
+                d=f"M{x:.1f} {up + 4}V70",
+                class_="limit" if name == "tolerance" else "guide",
+            ),
+            tag("text", name, x=x, y=up, text_anchor="middle", class_="said"),
+        ]
+        if name != "tolerance":
+            marks.append(tag("circle", cx=x, cy=61, r=5, class_="dot"))
+    said = ", ".join(f"{name} {power_of_ten(value)}" for name, value in found.items())
+    return picture(f"Largest relative differences: {said}", 460, 92, *marks, class_="proof")

@@ -1,0 +1,79 @@
+"""The whole page: sections in order, one style sheet, nothing from outside."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from entrim import atomic
+from entrim.errors import SaveError
+from entrim.report import closing, sections, summary
+from entrim.report.markup import Markup, joined, tag
+from entrim.report.story import Story, read
+
+FILE = "report.html"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""A browser loads nothing and runs nothing, whatever a layer is called."""
+_SECTIONS = {
+    "warnings": ("Warnings", summary.warnings),
+    "network": ("The network", sections.network),
+    "tradeoff": ("The trade-off", sections.tradeoff),
+    "choices": ("Which channels stay", sections.choices),
+    "refits": ("How well layers were refitted", sections.refits),
+    "distilled": ("Distillation", closing.distilled),
+    "frozen": ("What had to stay", sections.frozen),
+    "proof": ("The proof", closing.proof),
+    "time": ("Where the time went", closing.time_taken),
+    "again": ("To repeat it", closing.again),
+}
+
+
+def html(story: Story) -> str:
+    """Return the report as one page that works offline."""
+    made = {key: (title, draw(story)) for key, (title, draw) in _SECTIONS.items()}
+    shown = {key: (title, content) for key, (title, content) in made.items() if content is not None}
+    body = tag(
+        "body",
+        tag("a", "Skip to the network", href="#network", class_="skip"),
+        summary.head(story),
+        tag(
+            "nav",
+            *(tag("a", title, href=f"#{key}") for key, (title, _) in shown.items()),
+            aria_label="Sections",
+        ),
+        tag("main", *(_section(key, *what) for key, what in shown.items())),
+        tag("footer", tag("p", f"Made by entrim from {story.folder}")),
+    )
+    return "<!doctype html>\n" + tag("html", _head(story), body, lang="en") + "\n"
+
+
+def write(folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> Path:
+    """Write the report of the run saved in `folder`, and return the file.
+
+    `file` is by default report.html in the folder.
+    """
+    target = Path(folder) / FILE if file is None else Path(file)
+    page = html(read(folder))
+    try:
+        atomic.write(target, page.encode())
+    except OSError as error:
+        raise SaveError(
+            f"{target} cannot be written ({error.strerror}): name another file"
+        ) from error
+    return target
+
+
+def _head(story: Story) -> Markup:
+    style = files("entrim.report").joinpath("style.css").read_text(encoding="utf-8")
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{story.record.model}, made smaller by entrim"),
+        tag("style", Markup(style)),
+    )
+
+
+def _section(key: str, title: str, content: Markup) -> Markup:
+    return tag("section", joined(tag("h2", title), content), id=key)

@@ -1,0 +1,50 @@
+"""The call that repeats a run."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from entrim.budget import Budget
+from entrim.settings import OURS, PAPER, Settings
+
+
+def call(settings: Mapping[str, Any]) -> str:
+    """Return the call of `sparsify` with everything that is not its default.
+
+    >>> call({"budget": {"params": 0.3, "macs": None}, "mode": "sequential", "round_to": 8})
+    'entrim.sparsify(model, images, budget=entrim.Budget(params=0.3), round_to=8)'
+    """
+    options = [f"{name}={_written(name, value)}" for name, value in told(settings).items()]
+    return f"entrim.sparsify({', '.join(['model', 'images', *options])})"
+
+
+def told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from what would have been without them."""
+    plain = Settings()
+    usual = {field.name: getattr(plain, field.name) for field in fields(Settings)}
+    usual |= PAPER if settings.get("preset") == "paper" else OURS
+    return {
+        name: value
+        for name, value in settings.items()
+        if _listed(value) != _listed(usual.get(name))
+    }
+
+
+def command(words: Sequence[str]) -> str:
+    """Return the command line as a shell reads it."""
+    return shlex.join(words)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _written(name: str, value: Any) -> str:
+    if name == "budget" and isinstance(value, Mapping):
+        known = {field.name for field in fields(Budget)}
+        given = [f"{k}={v!r}" for k, v in value.items() if v is not None and k in known]
+        return f"entrim.Budget({', '.join(given)})"
+    if name == "eps":
+        return repr({pattern: tuple(pair) for pattern, pair in value.items()})
+    return repr(_listed(value))

@@ -1,0 +1,213 @@
+"""The network as a ribbon: as wide as every layer was, and inside as wide as it is now."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from entrim.report.markup import Markup, joined, picture, tag
+from entrim.report.story import Layer
+
+Point = tuple[int | float, int | float]
+Turn = Callable[[int | float, int | float], Point]
+_FLAT = 0.28
+"""The part of a step, on either side, along which the ribbon keeps the width of its layer."""
+_UNEVEN = 24
+"""From this ratio of widths on, their square roots are drawn."""
+
+
+def rooted(layers: Sequence[Layer]) -> bool:
+    """Whether the widths differ so much that square roots are drawn."""
+    return max(x.before for x in layers) > _UNEVEN * min(x.before for x in layers)
+
+
+def across(layers: Sequence[Layer]) -> Markup:
+    """Return the ribbon from left to right, for wide screens."""
+    step = max(15.0, 1000 / len(layers))
+    span, middle, most = step * len(layers), 130.0, 110.0
+    names = 16 + 6.4 * max(len(_cut(layer.name)) for layer in layers)
+    slanted = step < 90
+    places = [step * (k + 0.5) for k in range(len(layers))]
+    marks = [
+        tag(
+            "text",
+            _cut(layer.name),
+            transform=f"translate({x + 4 * slanted:.1f},{2 * middle + 22 + 8 * slanted:.0f})"
+            + " rotate(-60)" * slanted,
+            text_anchor="end" if slanted else "middle",
+            class_="name",
+        )
+        for layer, x in zip(layers, places, strict=True)
+    ]
+    for layer, x in zip(layers, places, strict=True):
+        if not slanted:
+            marks.append(_words(_fall(layer), x, 2 * middle + 4, "count"))
+        elif step >= 24:
+            marks += [
+                _words(str(layer.before), x, 2 * middle - 2, "name"),
+                _words(str(layer.after), x, 2 * middle + 13, "count"),
+            ]
+    height = 2 * middle + (26 + names * math.sin(math.pi / 3) if slanted else 34)
+    drawn = _bands(layers, places, step, middle, most, lambda a, b: (a, b), "across")
+    return picture(_told(layers), span, height, drawn, *marks, class_="ribbon across")
+
+
+def down(layers: Sequence[Layer]) -> Markup:
+    """Return the ribbon from top to bottom, for narrow screens."""
+    step, middle, most = 26.0, 205.0, 82.0
+    places = [step * (k + 0.5) for k in range(len(layers))]
+    marks = [
+        joined(
+            tag("text", _cut(layer.name, 17), x=0, y=y + 4, class_="name"),
+            tag("text", _fall(layer), x=360, y=y + 4, text_anchor="end", class_="count"),
+        )
+        for layer, y in zip(layers, places, strict=True)
+    ]
+    drawn = _bands(layers, places, step, middle, most, lambda a, b: (b, a), "down")
+    return picture(_told(layers), 360, step * len(layers), drawn, *marks, class_="ribbon down")
+
+
+def _bands(
+    layers: Sequence[Layer],
+    places: Sequence[float],
+    step: float,
+    middle: float,
+    most: float,
+    turn: Turn,
+    name: str,
+) -> Markup:
+    """Return the gone and the kept ribbon, what had to stay hatched, and a place to point at."""
+    scale = math.sqrt if rooted(layers) else float
+    unit = most / scale(max(layer.before for layer in layers))
+    outer = [unit * scale(layer.before) for layer in layers]
+    inner = [
+        full * layer.after / max(layer.before, 1) for full, layer in zip(outer, layers, strict=True)
+    ]
+    ahead = _FLAT * step
+    (x2, y2) = turn(places[-1] + step / 2, 0)
+    shade = tag(
+        "linearGradient",
+        tag("stop", offset="0", class_="from"),
+        tag("stop", offset="1", class_="to"),
+        id=f"shade-{name}",
+        gradientUnits="userSpaceOnUse",
+        x1=0,
+        y1=0,
+        x2=x2,
+        y2=y2,
+    )
+    hatch = tag(
+        "pattern",
+        tag("path", d="M0 0V5", class_="hatch"),
+        id=f"hatch-{name}",
+        width=5,
+        height=5,
+        patternUnits="userSpaceOnUse",
+        patternTransform="rotate(45)",
+    )
+    return joined(
+        tag("defs", shade, hatch),
+        tag("path", d=_outline(places, outer, ahead, middle, turn), class_="gone"),
+        tag("path", d=_outline(places, inner, ahead, middle, turn), fill=f"url(#shade-{name})"),
+        *(
+            _spot(layer, place, half, full, step, middle, turn, name)
+            for layer, place, half, full in zip(layers, places, inner, outer, strict=True)
+        ),
+    )
+
+
+def _spot(
+    layer: Layer,
+    place: float,
+    half: float,
+    full: float,
+    step: float,
+    middle: float,
+    turn: Turn,
+    name: str,
+) -> Markup:
+    def box(wide: float, half: float, **attributes: str) -> Markup:
+        (x, y), (right, low) = (
+            turn(place - wide, middle - half),
+            turn(place + wide, middle + half),
+        )
+        return tag(
+            "rect",
+            tag("title", tell(layer)),
+            x=x,
+            y=y,
+            width=right - x,
+            height=low - y,
+            **attributes,
+        )
+
+    whole = layer.before == layer.after
+    return joined(
+        box(_FLAT * step, half, fill=f"url(#hatch-{name})") if whole else None,
+        box(0.5 * step, max(full, 8.0), class_="spot"),
+    )
+
+
+def _outline(
+    places: Sequence[float],
+    halves: Sequence[float],
+    ahead: float,
+    middle: float,
+    turn: Turn,
+) -> str:
+    """Return the way along one edge of a band and back along the other."""
+    halves = [max(half, 1.0) for half in halves]
+    upper = [
+        (x + side, middle - half)
+        for x, half in zip(places, halves, strict=True)
+        for side in (-ahead, ahead)
+    ]
+    lower = [(x, 2 * middle - y) for x, y in reversed(upper)]
+    return (
+        f"M{_at(upper[0], turn)}{_along(upper, turn)}L{_at(lower[0], turn)}{_along(lower, turn)}Z"
+    )
+
+
+def _along(points: Sequence[Point], turn: Turn) -> str:
+    way = []
+    for (xa, ya), (xb, yb) in pairwise(points):
+        half = (xa + xb) / 2
+        ends = (_at((half, ya), turn), _at((half, yb), turn), _at((xb, yb), turn))
+        way.append("C" + " ".join(ends))
+    return "".join(way)
+
+
+def _at(point: Point, turn: Turn) -> str:
+    x, y = turn(*point)
+    return f"{x:.1f},{y:.1f}"
+
+
+def tell(layer: Layer) -> str:
+    """Return what became of a layer, as a sentence."""
+    if layer.before != layer.after:
+        return f"{layer.name}: {layer.after} of {layer.before} channels stay"
+    if layer.reasons:
+        return f"{layer.name}: all {layer.before} channels stay, because {layer.reasons[0]}"
+    why = "all were chosen" if layer.looked_at else "the run left it alone"
+    return f"{layer.name}: all {layer.before} channels stay, {why}"
+
+
+def _words(text: str, x: float, y: float, kind: str) -> Markup:
+    return tag("text", text, x=x, y=y, text_anchor="middle", class_=kind)
+
+
+def _told(layers: Sequence[Layer]) -> str:
+    before, after = sum(x.before for x in layers), sum(x.after for x in layers)
+    cut = sum(x.before != x.after for x in layers)
+    return (
+        f"The network as a ribbon of {len(layers)} layers: {cut} were cut, and {after:,} of "
+        f"{before:,} channels stay. The table below holds every layer."
+    )
+
+
+def _fall(layer: Layer) -> str:
+    return f"{layer.before}" if layer.before == layer.after else f"{layer.before} → {layer.after}"
+
+
+def _cut(name: str, most: int = 22) -> str:
+    """Return the end of a long name, which is what tells layers apart."""
+    return name if len(name) <= most else "…" + name[1 - most :]

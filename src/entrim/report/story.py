@@ -1,0 +1,102 @@
+"""What a report tells, read from a saved folder."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from entrim.errors import LoadError
+from entrim.files import read_manifest
+from entrim.records import Record
+
+COMMAND = "command.json"
+"""The file in which the command line notes how it was called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of the ribbon."""
+
+    name: str
+    before: int = 0
+    """The channels that it made."""
+    after: int = 0
+    """Those that it still makes."""
+    reasons: tuple[str, ...] = ()
+    """Why some of its channels had to stay."""
+    looked_at: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """The record of a run, and what else the folder knows."""
+
+    folder: str
+    record: Record
+    layers: tuple[Layer, ...]
+    """In the order in which the network holds them."""
+    command: tuple[str, ...] | None = None
+    """How the run was started, where that was the command line."""
+
+
+def read(folder: str | os.PathLike[str]) -> Story:
+    """Return the story of the run saved in `folder`; a LoadError says what is wrong with it."""
+    place, manifest = Path(folder), read_manifest(folder)
+    if "record" not in manifest:
+        raise LoadError(
+            f"{place} holds a network without the record of a run: save what sparsify returned, "
+            "with small.save(folder)"
+        )
+    record = Record.from_json(json.dumps(manifest["record"]))
+    return Story(
+        folder=str(place),
+        record=record,
+        layers=layers_of(record, manifest["original"]["tensors"]),
+        command=_command(place),
+    )
+
+
+def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
+    """Return every layer with its widths; `tensors` are those of the network before the cut.
+
+    Groups that a run was told to leave alone are not in its record: their layers are known by their
+    weights only.
+    """
+    found: dict[str, Layer] = {}
+    for group in record.groups:
+        for name in group.layers:
+            found[name] = _more(found.get(name, Layer(name=name)), group.channels, len(group.kept))
+    for name, channels, reason in record.frozen:
+        wider = _more(found.get(name, Layer(name=name)), channels, channels)
+        found[name] = replace(wider, reasons=(*wider.reasons, reason))
+    for tensor, form in tensors.items():
+        name = _owner(tensor)
+        if tensor.rpartition(".")[2] == "weight" and name not in found:
+            sizes = [int(n) for n in re.findall(r"\d+", form.partition("[")[2])]
+            if len(sizes) > 1:
+                found[name] = Layer(name=name, before=sizes[0], after=sizes[0], looked_at=False)
+    order = {name: place for place, name in enumerate(dict.fromkeys(map(_owner, tensors)))}
+    return tuple(sorted(found.values(), key=lambda layer: order.get(layer.name, len(order))))
+
+
+def _more(layer: Layer, before: int, after: int) -> Layer:
+    return replace(layer, before=layer.before + before, after=layer.after + after)
+
+
+def _owner(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def _command(place: Path) -> tuple[str, ...] | None:
+    """Return the command that was noted, None where there is no such note or it is not ours."""
+    try:
+        noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    words = noted.get("command") if isinstance(noted, dict) else None
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        return None
+    return tuple(words)

@@ -1,0 +1,91 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+NETS = """
+from torch import nn
+
+def small():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(32, 4),
+    )
+
+def broken():
+    raise RuntimeError("no such width")
+
+def wrong():
+    return 3
+
+number = 3
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a network and images."""
+    place = tmp_path_factory.mktemp("workshop")
+    (place / "nets.py").write_text(NETS)
+    random = np.random.default_rng(0)
+    np.save(place / "x.npy", random.normal(size=(60, 1, 8, 8)).astype(np.float32))
+    np.save(place / "colour.npy", random.normal(size=(60, 3, 8, 8)).astype(np.float32))
+    return place
+
+
+@pytest.fixture(scope="session")
+def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """Return a function that runs `entrim` with some words in the workshop."""
+    if not hasattr(os, "fork"):
+        pytest.skip("the driver of these tests forks, and this system cannot")
+    root = Path(__file__).parents[2]
+    streams = tmp_path_factory.mktemp("streams")
+    paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.commands.driver"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+
+    def run(*words: object, cwd: Path = workshop) -> Ended:
+        out, err = streams / "out", streams / "err"
+        job = {"words": [str(w) for w in words], "cwd": str(cwd), "out": str(out), "err": str(err)}
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        return Ended(int(process.stdout.readline()), out.read_text(), err.read_text())
+
+    yield run
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.stdout.close()
+    process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def ended(command: Command, workshop: Path) -> Ended:
+    """Return how a run into workshop/half ended."""
+    return command(
+        "sparsify", "nets.py:small", "--images", "x.npy", "--params", "50%", "--out", "half"
+    )

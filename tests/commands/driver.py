@@ -1,0 +1,40 @@
+"""A process that has imported entrim, and forks one process for every command that it is told.
+
+Each command is a process of its own, with its own files for stdout and stderr and its own exit
+code; only the seconds are shared in which PyTorch imports itself and what it needs for an export.
+"""
+
+import json
+import os
+import sys
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+import entrim
+from entrim.commands.main import main
+
+
+def become(job: dict[str, str | list[str]]) -> NoReturn:
+    code: object = 99
+    try:
+        os.chdir(str(job["cwd"]))
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(str(job[name]), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+        code = main(list(job["words"]))
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 98)
+
+
+if __name__ == "__main__":
+    entrim.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 2))
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            become(json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

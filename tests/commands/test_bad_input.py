@@ -1,0 +1,197 @@
+"""Every mistake ends in one sentence, exit code 1, and no trace of a run."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.commands.conftest import Command, Ended
+
+SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
+
+
+def refused(done: Ended, *parts: str) -> None:
+    assert done.code == 1
+    assert done.out == ""
+    lines = done.err.splitlines()
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith("entrim: ")
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ("nowhere.at.all:net", ("no module 'nowhere'", "install it")),
+        ("nets.py", ("write package.module:factory",)),
+        ("gone.py:small", ("no file gone.py",)),
+        ("nets.py:large", ("no 'large'", "broken, small, wrong")),
+        ("nets:broken", ("RuntimeError: no such width", "mend it")),
+        ("nets:wrong", ("returned a int", "torch.nn.Module")),
+        ("nets:number", ("name a function",)),
+    ],
+)
+def test_a_network_that_cannot_be_made(
+    command: Command, model: str, parts: tuple[str, ...]
+) -> None:
+    refused(command("inspect", model, "--shape", "1,8,8"), *parts)
+
+
+def test_a_traceback_is_shown_on_request_only(command: Command) -> None:
+    done = command("inspect", "nets.py:broken", "--shape", "1,8,8", "--debug")
+    assert done.code == 1
+    assert "Traceback" in done.err
+    assert done.err.splitlines()[-1].startswith("entrim: nets.py:broken() raised")
+
+
+def test_a_shape_that_the_network_cannot_read(command: Command) -> None:
+    refused(command("inspect", "nets.py:small", "--shape", "3,8,8"), "(3, 8, 8)", "--shape")
+
+
+def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> None:
+    tensors = {"0.weight": torch.zeros(8, 3, 3, 3), "0.bias": torch.zeros(8), "x": torch.zeros(1)}
+    save_file(tensors, workshop / "odd.safetensors")
+    torch.save({"state_dict": tensors}, workshop / "odd.pt")
+    for name in ("odd.safetensors", "odd.pt"):
+        refused(
+            command("inspect", "nets.py:small", "--weights", name, "--shape", "1,8,8"),
+            "missing: 4.weight, 4.bias",
+            "not in the network: x",
+            "0.weight [8, 3, 3, 3] instead of [8, 1, 3, 3]",
+        )
+
+
+class Evil:
+    """What runs code when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.file),)
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
+    command: Command, workshop: Path
+) -> None:
+    sign = workshop / "it-ran"
+    torch.save({"state_dict": Evil(sign)}, workshop / "evil.pt")
+    (workshop / "plain.pt").write_bytes(pickle.dumps(Evil(sign)))
+    np.save(workshop / "evil.npy", np.array([Evil(sign)], object), allow_pickle=True)
+    for name in ("evil.pt", "plain.pt"):
+        words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
+        refused(command(*words), name, "save model.state_dict()")
+        refused(command(*SPARSIFY, "--images", name), name, "a tensor of images")
+    refused(command(*SPARSIFY, "--images", "evil.npy"), "evil.npy", "numpy.save")
+    assert not sign.exists()
+
+
+@pytest.mark.parametrize("name", ["cut.safetensors", "cut.pt", "gone.pt"])
+def test_weights_that_are_damaged_or_missing(command: Command, workshop: Path, name: str) -> None:
+    if name.startswith("cut"):
+        (workshop / name).write_bytes(b"PK")
+    words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
+    refused(command(*words), name)
+
+
+def test_a_folder_without_images(command: Command, workshop: Path) -> None:
+    (workshop / "empty").mkdir(exist_ok=True)
+    refused(command(*SPARSIFY, "--images", "empty"), "holds no image file")
+    refused(command(*SPARSIFY, "--images", "nowhere"), "there is no nowhere")
+    refused(command(*SPARSIFY, "--images", "nets.py"), ".npy, .npz or .pt")
+
+
+def test_an_image_that_cannot_be_read_is_named(command: Command, workshop: Path) -> None:
+    (workshop / "torn").mkdir(exist_ok=True)
+    (workshop / "torn" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    refused(command(*SPARSIFY, "--images", "torn"), "a.png", "repair or remove it")
+
+
+def test_images_of_several_sizes(command: Command, workshop: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
+    (workshop / "sizes").mkdir(exist_ok=True)
+    for size in (8, 9):
+        image.new("RGB", (size, size)).save(workshop / "sizes" / f"{size}.png")
+    refused(command(*SPARSIFY, "--images", "sizes"), "(8, 8) and (9, 9)", "--resize")
+
+
+def test_images_of_the_wrong_channel_count(command: Command) -> None:
+    refused(command(*SPARSIFY, "--images", "colour.npy"), "have 3 channels", "0 reads 1")
+    words = (*SPARSIFY, "--images", "x.npy", "--mean", "0.1,0.2,0.3")
+    refused(command(*words), "--mean has 3 numbers")
+
+
+def test_a_dict_of_arrays_needs_a_key(command: Command, workshop: Path) -> None:
+    np.savez(workshop / "two.npz", a=np.zeros(3), b=np.zeros(3))
+    refused(command(*SPARSIFY, "--images", "two.npz"), "holds a, b", "--key")
+    refused(command(*SPARSIFY, "--images", "two.npz", "--key", "a"), "has shape (3,)")
+
+
+def test_a_refused_run_leaves_no_folder_behind(command: Command, workshop: Path) -> None:
+    refused(command(*SPARSIFY, "--images", "colour.npy"))
+    assert not (workshop / "never").exists()
+
+
+def test_settings_are_refused_as_by_the_function(command: Command) -> None:
+    words = (*SPARSIFY, "--images", "x.npy", "--skip", "nothing*")
+    done = command(*words)
+    assert done.code == 1
+    assert "no group matches 'nothing*'" in done.err.splitlines()[-1]
+
+
+def test_a_folder_of_something_else_is_never_written(command: Command, workshop: Path) -> None:
+    place = workshop / "photos"
+    place.mkdir(exist_ok=True)
+    (place / "holiday.txt").write_text("sun")
+    words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "photos")
+    for more in ((), ("--force",)):
+        refused(command(*words, *more), "something else than a run", "--out")
+    assert [entry.name for entry in place.iterdir()] == ["holiday.txt"]
+    refused(command(*words[:-1], "nets.py"), "is a file")
+
+
+def test_another_run_is_kept_unless_forced(command: Command, workshop: Path, ended: Ended) -> None:
+    before = {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
+    words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "half")
+    refused(command(*words), "holds another run", "--force")
+    assert before == {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
+
+
+def test_a_folder_that_cannot_be_written(command: Command, workshop: Path) -> None:
+    locked = workshop / "locked"
+    locked.mkdir(exist_ok=True)
+    locked.chmod(0o500)
+    place = "/proc/entrim" if os.geteuid() == 0 else "locked/run"  # root may write everywhere else
+    words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", place)
+    refused(command(*words), place, "cannot be written")
+    locked.chmod(0o700)
+
+
+@pytest.mark.parametrize("words", [("report", "nowhere"), ("compare", "nowhere"), ("report", ".")])
+def test_a_folder_without_a_run(command: Command, words: tuple[str, ...]) -> None:
+    refused(command(*words), "hand over a folder of save()")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ((), "COMMAND"),
+        (("paint",), "invalid choice"),
+        (("inspect", "nets.py:small"), "--shape"),
+        (("inspect", "nets.py:small", "--shape", "1,0"), "whole numbers"),
+        ((*SPARSIFY, "--images", "x.npy", "--params", "30kg"), "unknown unit"),
+        ((*SPARSIFY, "--images", "x.npy", "--params", "130%"), "up to 100%"),
+        ((*SPARSIFY, "--images", "x.npy", "--latency", "5"), "has no unit"),
+        ((*SPARSIFY, "--images", "x.npy", "--eps", "conv=1"), "PATTERN=EPS_W,EPS_L2"),
+    ],
+)
+def test_wrong_usage_ends_with_two(command: Command, words: tuple[str, ...], part: str) -> None:
+    done = command(*words)
+    assert done.code == 2
+    assert done.out == ""
+    assert part in done.err

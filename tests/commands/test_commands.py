@@ -1,0 +1,260 @@
+"""The commands, as a shell runs them."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import entrim
+from entrim.commands import amounts, report
+from entrim.commands.main import COMMANDS, main
+from entrim.commands.showing import Progress, table
+from entrim.files import read_manifest
+from entrim.records import Step
+from entrim.report import read
+from tests.commands.conftest import NETS, Command, Ended
+
+
+def small() -> torch.nn.Module:
+    scope: dict[str, Any] = {}
+    exec(NETS, scope)
+    return scope["small"]()
+
+
+def test_the_module_is_a_program() -> None:
+    words = [sys.executable, "-m", "entrim", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == f"entrim {entrim.__version__}\n"
+
+
+@pytest.mark.parametrize("name", [module.__name__.rpartition(".")[2] for module in COMMANDS])
+def test_every_command_helps_with_examples(command: Command, name: str) -> None:
+    done = command(name, "--help")
+    assert done.code == 0
+    assert f"examples:\n  entrim {name}" in done.out
+    assert "--json" in done.out
+    assert "--debug" in done.out
+
+
+def test_help_tells_the_exit_codes(command: Command) -> None:
+    assert "Exit codes: 0 done; 1 refused" in command("--help").out
+
+
+def test_a_run_is_saved_reported_and_summed_up(workshop: Path, ended: Ended) -> None:
+    assert ended.code == 0, ended.err
+    story = read(workshop / "half")
+    record = story.record
+    assert record.after.params <= record.before.params / 2
+    assert "saved in half, report half/report.html" in ended.out
+    for group in record.groups:
+        assert [group.name, str(group.channels), str(len(group.kept))] in [
+            line.split()[:3] for line in ended.out.splitlines()
+        ]
+    assert (workshop / "half" / "report.html").read_text().startswith("<!doctype html>")
+    assert story.command is not None
+    assert story.command[:3] == ("entrim", "sparsify", "nets.py:small")
+    loaded = entrim.load(small(), workshop / "half")
+    assert sum(p.numel() for p in loaded.parameters()) == record.after.params
+
+
+def test_progress_goes_to_stderr_and_nothing_is_coloured_when_piped(ended: Ended) -> None:
+    assert "trace: 1 of 1" in ended.err
+    assert "rebuild" not in ended.out
+    assert "\x1b" not in ended.out + ended.err
+    assert "\r" not in ended.err
+
+
+def test_force_replaces_a_run_and_options_reach_the_function(
+    command: Command, workshop: Path
+) -> None:
+    words = ("sparsify", "nets.py:small", "--images", "x.npy", "--count", "30", "--json")
+    first = command(*words, "--width", "0=0.5", "--out", "other")
+    assert first.code == 0, first.err
+    assert len(json.loads(first.out)["kept"]["0"]) == 4
+    more = ("--eps-w", "-1e-3", "--eps-l2", "1e-3", "--round-to", "3", "--out", "other", "--force")
+    done = command(*words, *more, "--no-correct", "--seed", "3")
+    assert done.code == 0, done.err
+    told, record = json.loads(done.out), read(workshop / "other").record
+    assert told["after"]["params"] == record.after.params
+    assert told["kept"] == {group.name: list(group.kept) for group in record.groups}
+    assert record.images == 30
+    settings = record.settings
+    assert (settings["eps_w"], settings["eps_l2"], settings["round_to"]) == (-1e-3, 1e-3, 3)
+    assert settings["correct"] is False
+    assert read_manifest(workshop / "other")["plan"]["kept"] == told["kept"]
+
+
+def test_image_files_become_what_the_network_reads(command: Command, workshop: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
+    from entrim.commands.pictures import read_pictures
+
+    folder = workshop / "pictures" / "inner"
+    folder.mkdir(parents=True)
+    pixels = np.random.default_rng(1).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    for k, picture in enumerate(pixels):
+        image.fromarray(picture).save(folder / f"{k}.png")
+    (workshop / "pictures" / "notes.txt").write_text("not an image")
+    args = argparse.Namespace(
+        images=str(workshop / "pictures"), count=3, key=None, resize=None, channels=None,
+        mean=(0.5,), std=(0.25,), scale=255.0,
+    )  # fmt: skip
+    colour = torch.nn.Conv2d(3, 2, 3)
+    found = read_pictures(args, colour)
+    wanted = (torch.from_numpy(pixels[::2]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    torch.testing.assert_close(found, wanted)
+    assert read_pictures(args, small()).shape == (3, 1, 8, 8)
+    args.resize = (4, 6)
+    assert read_pictures(args, colour).shape == (3, 3, 4, 6)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.pt", "pair.pt", "named.pt"])
+def test_arrays_and_tensors_are_read_alike(workshop: Path, name: str) -> None:
+    from entrim.commands.pictures import read_pictures
+
+    x = np.load(workshop / "x.npy")
+    images, labels = torch.from_numpy(x), torch.zeros(len(x))
+    np.savez(workshop / "x.npz", x=x)
+    torch.save(images, workshop / "x.pt")
+    torch.save((images, labels), workshop / "pair.pt")
+    torch.save({"images": images, "labels": labels}, workshop / "named.pt")
+    args = argparse.Namespace(
+        images=str(workshop / name), count=500, key="images" if name == "named.pt" else None,
+        mean=None, std=None, scale=255.0,
+    )  # fmt: skip
+    assert torch.equal(read_pictures(args, small()), images)
+
+
+def test_a_tree_accounts_for_every_parameter_and_mac(command: Command) -> None:
+    words = ("inspect", "nets.py:small", "--shape", "1,8,8")
+    done, told = command(*words), command(*words, "--json")
+    assert (done.code, told.code) == (0, 0), done.err + told.err
+    data, model = json.loads(told.out), small()
+    assert data["groups"] == {"0": 8}
+    assert [layer["name"] for layer in data["layers"]] == ["0", "4"]
+    cost = entrim.measure(model, torch.zeros(2, 1, 8, 8), repeats=2)
+    assert sum(layer["params"] for layer in data["layers"]) == cost.params
+    assert sum(layer["macs"] for layer in data["layers"]) == cost.macs
+    lines = done.out.splitlines()
+    assert lines[1].startswith("Sequential")
+    assert lines[2].startswith("├─ 0 Conv2d")
+    assert lines[2].endswith("8 can be cut")
+    assert lines[3].startswith("└─ 4 Linear")
+    assert lines[3].endswith("4 frozen: it is an output of the network")
+
+
+def test_runs_stand_side_by_side(command: Command, workshop: Path, ended: Ended) -> None:
+    done = command("compare", "half", "half", "--layers")
+    assert done.code == 0, done.err
+    record = read(workshop / "half").record
+    rows = [line.split() for line in done.out.splitlines()]
+    assert rows[0] == ["half", "half"]
+    kept = str(len(record.groups[0].kept))
+    assert ["0", "8", "→", kept, "8", "→", kept] in rows
+    told = json.loads(command("compare", "half", "--json").out)
+    assert told[0]["after"]["params"] == record.after.params
+
+
+def test_a_report_is_written_where_it_is_wanted(
+    command: Command, workshop: Path, ended: Ended
+) -> None:
+    done = command("report", "half", "--out", "page.html")
+    assert (done.code, done.out) == (0, "page.html\n")
+    page = (workshop / "page.html").read_text()
+    assert "entrim sparsify nets.py:small --images x.npy" in page
+    told = command("report", "half", "--json")
+    assert json.loads(told.out) == {"report": "half/report.html"}
+
+
+def test_the_demo_keeps_more_than_chance_and_the_paper(command: Command, workshop: Path) -> None:
+    done = command("demo", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    right = {name: row["accuracy, %"] for name, row in told["rows"].items()}
+    size = {name: row["parameters"] for name, row in told["rows"].items()}
+    assert right["trained"] > 95
+    assert right["trained"] - right["entrim"] < 3
+    assert right["entrim"] > max(right["random channels"], right["as in the paper"])
+    assert size["entrim"] == size["random channels"] < size["trained"] / 10
+    assert (workshop / told["report"]).is_file()
+
+
+def test_an_interruption_and_a_surprise_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    def surprise(_: argparse.Namespace) -> int:
+        raise ZeroDivisionError("one\ntwo")
+
+    for act, said in ((stop, "interrupted"), (surprise, "ZeroDivisionError: one (unexpected")):
+        monkeypatch.setattr(report, "run", act)
+        assert main(["report", "x"]) == 1
+        assert capsys.readouterr().err.startswith(f"entrim: {said}")
+
+
+def test_a_terminal_sees_one_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    progress = Progress(stream)
+    for done in (1, 2):
+        progress(Step(stage="choose", name="conv1", done=done, total=2, detail="3 of 8"))
+    lines = stream.getvalue().split("\r")
+    assert "1/2" in lines[1]
+    assert "left" in lines[1]
+    assert lines[2].endswith("conv1  3 of 8\n")
+    assert "left" not in lines[2]
+
+
+@pytest.mark.parametrize(("every", "told"), [(3600.0, ["3"]), (0.0, ["1", "2", "3"])])
+def test_a_log_gets_a_line_now_and_then_and_always_the_last(every: float, told: list[str]) -> None:
+    import io
+
+    stream = io.StringIO()
+    progress = Progress(stream, every=every)
+    for done in (1, 2, 3):
+        progress(Step(stage="train", name="epoch 1", done=done, total=3))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == told
+
+
+@given(st.integers(1, 100))
+def test_a_percentage_is_a_share(value: int) -> None:
+    assert amounts.count(f"{value}%") == pytest.approx(value / 100)
+    assert amounts.size(f"{value} %") == pytest.approx(value / 100)
+
+
+@given(st.integers(1, 10**6))
+def test_units_multiply(value: int) -> None:
+    assert amounts.count(f"{value}") == value
+    assert isinstance(amounts.count(f"{value}"), int)
+    assert amounts.count(f"{value}k") == 1000 * value
+    assert amounts.size(f"{value}MB") == 10**6 * value
+    assert amounts.size(f"{value}MiB") == 2**20 * value
+    assert amounts.time(f"{value}ms") == pytest.approx(value / 1000)
+
+
+def test_a_bare_one_is_a_count_and_a_fraction_is_a_share() -> None:
+    assert (amounts.count("0.5"), amounts.count("1")) == (0.5, 1)
+    assert amounts.width("features.*=0.5") == ("features.*", 0.5)
+    assert amounts.width("12") == ("*", 12)
+    assert amounts.eps("conv*=-1e-4,1e-3") == ("conv*", (-1e-4, 1e-3))
+    for bad in ("", "x", "-1", "0", "1..2", "nan"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            amounts.count(bad)
+
+
+def test_columns_line_up() -> None:
+    assert table([["", "a"], ["name", "123"]]) == "        a\nname  123"

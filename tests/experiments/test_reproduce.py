@@ -1,0 +1,255 @@
+"""`entrim reproduce`: published beside ours, nothing done twice, nothing claimed unrun."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from entrim.commands.main import main
+from entrim.errors import BadSettingError, SaveError
+from entrim.experiments import ZOO, Dataset, normalisation, teaching
+from entrim.experiments.bars import verdicts
+from entrim.experiments.cutting import Measured, published_params
+from entrim.experiments.published import Cell, tables
+from entrim.experiments.report import NOT_RUN, Line, Report
+from entrim.experiments.reproduce import EXPERIMENTS, Options
+from entrim.experiments.rows import rows_of
+from entrim.experiments.studies import STUDIES
+from entrim.experiments.subjects import Subject
+from entrim.experiments.work import NotFinishedError, Work
+from entrim.network import trace
+from entrim.records import Step
+
+
+def pictures(count: int, seed: int) -> Dataset:
+    """Return images of ten kinds: a bright bar in one of ten places, with noise."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=g)
+    images = torch.randint(0, 120, (count, 1, 28, 28), dtype=torch.uint8, generator=g)
+    for image, label in zip(images, labels, strict=True):
+        image[0, 2 * int(label) + 2 : 2 * int(label) + 6] += 120
+    return Dataset(images, labels)
+
+
+def toy(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+    """Return an untrained LeNet among a few pictures."""
+    return Subject(
+        network="LeNet",
+        seed=seed,
+        model=ZOO["LeNet"].model(),
+        how=normalisation.MNIST,
+        lesson=pictures(520, 1),
+        watched=pictures(20, 2),
+        test=pictures(50, 3),
+        augment=teaching.STILL,
+        training=teaching.lenet_training,
+        fine_tuning=teaching.lenet_fine_tuning,
+        origin="never trained",
+    )
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = replace(EXPERIMENTS["lenet-conv"], subject=toy)
+    monkeypatch.setitem(EXPERIMENTS, "lenet-conv", run)
+
+
+def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
+    toys: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--epochs", "1"]
+    told += ["--ways", "paper", "default"]
+    assert main([*told, "--finished"]) == 0
+    before = capsys.readouterr().out
+    assert "98.49%" in before
+    assert "seed 0: not run" in before
+
+    assert main(told) == 0
+    first = capsys.readouterr()
+    assert "2 rows" not in first.out
+    assert "epochs of training" in first.err
+    record = json.loads((tmp_path / "lenet-conv.json").read_text())
+    assert {one["way"] for one in record["measured"]} == {"paper", "default"}
+    for one in record["measured"]:
+        assert one["seed"] == 0
+        assert set(one["tuned"]) == set(one["scratch"]) == {"1"}
+    widths = [
+        one["cut"]["widths"]["conv1"] for one in record["measured"] if one["way"] == "default"
+    ]
+    assert widths == [8, 4]
+
+    steps: list[Step] = []
+    options = Options(epochs=(1,), ways=("paper", "default"))
+    again = EXPERIMENTS["lenet-conv"].run(Work(tmp_path, steps.append), options)
+    assert steps == []
+    assert again.markdown() + "\n" == first.out
+    assert main([*told, "--finished"]) == 0
+    assert capsys.readouterr().out == first.out
+
+
+@pytest.fixture(scope="module")
+def cut_only(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return the table of toys in which one way was cut, and nothing trained."""
+    run = replace(EXPERIMENTS["lenet-conv"], subject=toy)
+    return run.run(Work(tmp_path_factory.mktemp("work")), Options(epochs=(), ways=("widths",)))
+
+
+def test_what_was_not_run_says_so_and_has_no_difference(cut_only: Report) -> None:
+    lines = {(line.row, line.quantity): line.cells() for line in cut_only.lines}
+    assert lines["E1", "accuracy, fine tuned 10 epochs"][2:] == ["99.03%", *[NOT_RUN, ""] * 3]
+    paper, ours, difference = lines["E1", "parameters"][2], *lines["E1", "parameters"][5:7]
+    assert (paper, ours, difference) == ("36,498", "36,498", "+0")
+    assert lines["E2", "channels kept"][2:6] == ["4", NOT_RUN, "", "4"]
+    assert len(cut_only.verdicts) == 7
+    assert all(verdict.startswith(NOT_RUN) for verdict in cut_only.verdicts)
+
+
+def test_a_drop_is_counted_from_the_own_baseline(cut_only: Report) -> None:
+    lines = {(line.row, line.quantity): line for line in cut_only.lines}
+    measured, _ = cut_only.measured
+    assert lines["E1", "drop, raw"].paper.printed == "0.55"  # 99.04 - 98.49
+    wanted = measured["baseline"] - measured["cut"]["accuracy"]
+    assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(wanted)]
+
+
+def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) -> None:
+    whole = STUDIES["comparison"]
+    study = replace(whole, subject=toy, tables=("lenet-conv",), variants=whole.variants[1:2])
+    work = Work(tmp_path)
+    report = study.run(work, Options())
+    greedy, *others = report.lines
+    assert (greedy.row, list(greedy.ours)) == ("by greedy", ["E1", "E2"])
+    assert [one["cut"]["widths"]["conv1"] for one in report.measured] == [8, 4]
+    assert [one["baseline"] - one["cut"]["accuracy"] for one in report.measured] == [
+        value for values in greedy.ours.values() for value in values
+    ]
+    assert {line.paper.printed for line in others} >= {"93.94%", "57.89%", "94.61%"}
+    assert all(cell in (NOT_RUN, "") for line in others for cell in line.cells()[3:])
+    assert study.run(replace(work, only_finished=True), Options()).lines == report.lines
+
+
+def test_more_images_than_a_quick_run_has_are_not_run(tmp_path: Path) -> None:
+    most = STUDIES["images"].variants[-1:]
+    study = replace(STUDIES["images"], subject=toy, tables=("lenet-conv",), variants=most)
+    (line,) = study.run(Work(tmp_path), Options()).lines
+    assert line.cells()[3:] == [NOT_RUN, ""] * 2
+
+
+def test_seeds_are_shown_as_mean_and_spread() -> None:
+    line = Line(row="E1", quantity="accuracy", paper=Cell("98.49%"), ours={"a": [98.0, 99.0]})
+    assert line.cells() == ["E1", "accuracy", "98.49%", "98.50 ± 0.71", "+0.01"]
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_every_row_names_groups_that_its_network_has(experiment: str) -> None:
+    with torch.device("meta"):
+        model = ZOO[EXPERIMENTS[experiment].network].build()
+    for row in rows_of(experiment):
+        assert row.eps.keys() == row.widths.keys()
+        for name in row.eps:
+            width = model.get_submodule(name).get_parameter("weight").shape[0]
+            assert 1 <= row.widths[name] <= width
+
+
+def test_the_layer_sets_are_those_of_the_paper() -> None:
+    groups = {row.name: len(row.eps) for row in rows_of("vgg16-groups")}
+    assert groups == {"conv1-4": 4, "conv5-7": 3, "conv8-10": 3, "conv11-12": 2, "conv8-12": 5}
+    assert [len(row.eps) for row in rows_of("vgg16-full")] == [12, 13]
+    assert [len(row.eps) for row in rows_of("resnet18")] == [2, 6]
+    assert [list(row.eps) for row in rows_of("lenet-full")] == [["conv1", "fc1", "fc2"]] * 2
+
+
+def test_the_published_epochs_are_asked_for() -> None:
+    (row,) = rows_of("vgg16-epochs")
+    assert list(row.tuned) == list(row.scratch) == [1, 10, 20, 50, 70, 100, 160]
+    assert row.tuned[1] == tables()["vgg16-epochs"].cell("fine tune", "1")
+    assert [list(row.tuned) for row in rows_of("resnet18")] == [[1, 20], [1, 50]]
+
+
+@pytest.mark.parametrize("experiment", ["lenet-conv", "lenet-full"])
+def test_the_budget_is_the_printed_number_of_parameters(experiment: str, tmp_path: Path) -> None:
+    for row in rows_of(experiment):
+        assert published_params(toy(Work(tmp_path)), row) == row.cells["parameters"].value
+
+
+def test_a_bar_says_met_missed_or_not_run() -> None:
+    rows = rows_of("lenet-conv")
+
+    def found(kept: int, accuracy: float) -> list[Measured]:
+        cut = {"widths": {"conv1": kept}, "accuracy": accuracy}
+        return [Measured(row="E1", way="paper", seed=0, cut=cut)]
+
+    def said(kept: int, accuracy: float) -> list[str]:
+        lines = verdicts("lenet-conv", rows, found(kept, accuracy), {0: 99.0})
+        return [line.split(":")[0] for line in lines[:3]]
+
+    assert said(7, 98.45) == ["met", "met", NOT_RUN]
+    assert said(6, 97.9) == ["MISSED", "MISSED", NOT_RUN]
+
+
+def test_a_point_is_measured_once_for_the_same_settings(tmp_path: Path) -> None:
+    calls: list[int] = []
+    work = Work(tmp_path)
+
+    def measure() -> dict[str, Any]:
+        calls.append(1)
+        return {"value": 2.5}
+
+    for settings in ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3}):
+        assert work.point("some point", settings, measure) == {"value": 2.5}
+    assert len(calls) == 2
+    with pytest.raises(NotFinishedError, match="--finished"):
+        replace(work, only_finished=True).point("some point", {"a": 9}, measure)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SaveError, match="--work"):
+        Work(tmp_path / "file" / "folder").place("x", {})
+
+
+def test_more_images_than_there_are_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSettingError, match="ask for some"):
+        toy(Work(tmp_path)).images(521)
+
+
+def test_what_is_missing_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    told = ["vgg16-full", "--finished", "--work", str(tmp_path)]
+    environment = {k: v for k, v in os.environ.items() if k != "ENTRIM_ASSETS"}
+    run = subprocess.run(
+        [sys.executable, "-m", "entrim", "reproduce", *told],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("entrim: ")
+    assert "ENTRIM_ASSETS" in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_misuse_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["reproduce", "alexnet"])
+    assert left.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_epochs_that_cannot_be_are_refused_in_one_sentence(
+    toys: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--epochs", "0"]
+    assert main([*told, "--ways", "widths"]) == 1
+    assert "epochs is 0" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_groups_of_lenet_are_those_that_are_traced() -> None:
+    entry = ZOO["LeNet"]
+    names = {group.name for group in trace(entry.model(), entry.images(2)).groups}
+    assert {name for row in rows_of("lenet-full") for name in row.eps} <= names

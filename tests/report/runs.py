@@ -1,0 +1,35 @@
+"""Runs to report on, saved in folders."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import entrim
+
+HOSTILE = "<img src=x onerror=alert(1)></title><script>alert(2)</script>&'"
+
+
+def network(name: str = "second") -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 3))
+    names = ("first", "a", name, "b", "last")
+    return nn.Sequential(OrderedDict(zip(names, layers, strict=True))).eval()
+
+
+def images() -> torch.Tensor:
+    return torch.randn(200, 12, generator=torch.Generator().manual_seed(1))
+
+
+def by_eps(folder: Path) -> Path:
+    """Save a run with importances, traces and a layer of a hostile name."""
+    entrim.sparsify(network(HOSTILE), images(), -1e-3, 1e-3).save(folder)
+    return folder
+
+
+def by_budget(folder: Path) -> Path:
+    """Save a run with a trade-off."""
+    budget = entrim.Budget(params=0.5)
+    entrim.sparsify(network(), images(), budget=budget, skip="first").save(folder)
+    return folder

@@ -1,0 +1,249 @@
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import entrim
+from entrim.errors import LoadError, SaveError
+from entrim.records import Distilled, Record
+from entrim.report import Story, html, read, repeat, write
+from entrim.report.markup import tag
+from tests.report.runs import HOSTILE, by_budget, by_eps, images, network
+
+
+@pytest.fixture(scope="module")
+def eps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return by_eps(tmp_path_factory.mktemp("runs") / "eps")
+
+
+@pytest.fixture(scope="module")
+def budget(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return by_budget(tmp_path_factory.mktemp("runs") / "budget")
+
+
+class Outline(HTMLParser):
+    """The tags of a page, checked to be closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def named(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def texts(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.split("</style>")[1]))
+
+
+def test_a_record_comes_back_from_its_json_as_it_was(eps: Path, budget: Path) -> None:
+    for folder in (eps, budget):
+        record = read(folder).record
+        assert Record.from_json(record.to_json()) == record
+        assert record.groups[0].kept == tuple(record.groups[0].kept)
+    taught = Distilled(
+        images=9, held_out=1, settings={}, before=2.0, after=1.0, epochs=3, best=2,
+        ending="it ended", seconds=1.0,
+    )  # fmt: skip
+    record = replace(read(eps).record, distilled=taught)
+    assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "groups": []}', "null"]
+)
+def test_what_is_no_record_is_refused_with_the_remedy(text: str) -> None:
+    with pytest.raises(LoadError, match="update entrim"):
+        Record.from_json(text)
+
+
+def test_the_layers_are_those_of_the_network_in_its_order(budget: Path) -> None:
+    story = read(budget)
+    kept = {group.name: len(group.kept) for group in story.record.groups}
+    assert [(layer.name, layer.before, layer.after) for layer in story.layers] == [
+        ("first", 16, 16),
+        ("second", 24, kept["second"]),
+        ("last", 3, 3),
+    ]
+    assert [layer.looked_at for layer in story.layers] == [False, True, True]
+    assert story.layers[2].reasons == ("it is an output of the network",)
+
+
+def test_every_figure_of_the_record_is_told(eps: Path, budget: Path) -> None:
+    for folder in (eps, budget):
+        story = read(folder)
+        said = texts(html(story))
+        for group in story.record.groups:
+            assert f"{len(group.kept)} of {group.channels} channels" in said
+        for _, _, reason in story.record.frozen:
+            assert reason in said
+        for version in story.record.versions.values():
+            assert version in said
+        assert said.count("taken") == sum(point.taken for point in story.record.tradeoff) * 3
+
+
+def test_a_page_is_whole_and_asks_for_nothing_from_outside(eps: Path, budget: Path) -> None:
+    for folder in (eps, budget):
+        page = html(read(folder))
+        outline = Outline(page)
+        loaded = {"script", "link", "img", "iframe", "object", "embed", "image", "use", "base"}
+        assert not loaded & {name for name, _ in outline.tags}
+        assert not any(key.startswith("on") for _, found in outline.tags for key in found)
+        assert "http:" not in page
+        assert "https:" not in page
+        assert "@import" not in page
+        assert [a["href"] for a in outline.named("a")][1:] == [
+            f"#{section['id']}" for section in outline.named("section")
+        ]
+
+
+def test_a_screen_reader_finds_headings_names_and_captions(eps: Path, budget: Path) -> None:
+    for folder in (eps, budget):
+        outline = Outline(html(read(folder)))
+        assert outline.named("html") == [{"lang": "en"}]
+        levels = [int(name[1]) for name, _ in outline.tags if re.fullmatch("h[1-6]", name)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(b - a <= 1 for a, b in pairwise(levels))
+        assert all(svg["role"] == "img" and svg["aria-label"] for svg in outline.named("svg"))
+        assert len(outline.named("caption")) == len(outline.named("table")) > 0
+        assert all(th["scope"] in ("row", "col") for th in outline.named("th"))
+        ids = [found["id"] for _, found in outline.tags if "id" in found]
+        assert len(ids) == len(set(ids))
+
+
+def _brightness(colour: str) -> float:
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(c * share for c, share in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_text_stands_out_in_light_and_in_dark(eps: Path) -> None:
+    themes = re.findall(r":root \{(.*?)\}", html(read(eps)), re.DOTALL)
+    assert len(themes) == 2
+    for theme in themes:
+        colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})\b", theme))
+        pairs = [("ink", "sheet"), ("soft", "sheet"), ("soft", "paper"), ("note-ink", "note")]
+        for text, ground in [*pairs, ("limit", "sheet"), ("ink", "paper")]:
+            low, high = sorted((_brightness(colours[text]), _brightness(colours[ground])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
+def test_a_hostile_name_is_text_wherever_it_stands(eps: Path) -> None:
+    story = read(eps)
+    assert story.layers[1].name == HOSTILE
+    hostile = replace(
+        story,
+        folder=HOSTILE,
+        command=("entrim", HOSTILE),
+        record=replace(
+            story.record, model=HOSTILE + '"', notes=(HOSTILE,), settings={"layers": HOSTILE}
+        ),
+    )
+    names = {name for name, _ in Outline(html(hostile)).tags}
+    assert not names & {"img", "script"}
+    assert "&lt;img src=x" in html(hostile)
+
+
+def test_what_is_told_can_be_called_again(eps: Path, budget: Path) -> None:
+    for folder, model in ((eps, network(HOSTILE)), (budget, network())):
+        first = read(folder).record
+        scope = {"entrim": entrim, "model": model, "images": images()}
+        again = eval(repeat.call(first.settings), scope).record
+        assert [group.kept for group in again.groups] == [group.kept for group in first.groups]
+        assert again.after == first.after
+        assert entrim.Record.from_json(again.to_json()).settings == first.settings
+
+
+def test_empty_parts_make_no_section(eps: Path) -> None:
+    story = read(eps)
+    bare = replace(story.record, groups=(), layers=(), frozen=(), notes=(), seconds={}, tradeoff=())
+    page = html(replace(story, record=bare, layers=()))
+    sections = {section["id"] for section in Outline(page).named("section")}
+    assert sections == {"proof", "again"}
+
+
+@pytest.mark.parametrize(
+    ("after", "spread", "word"),
+    [
+        (0.5, 0.1, "2× faster here "),
+        (0.5, 1.0, "2× faster here, within the noise"),
+        (1.5, 0.1, "1.5× slower here "),
+        (1.5, 1.0, "1.5× slower here, within the noise"),
+    ],
+)
+def test_a_time_within_its_spread_is_called_noise(
+    eps: Path, after: float, spread: float, word: str
+) -> None:
+    story = read(eps)
+    record = replace(
+        story.record,
+        before=replace(story.record.before, latency=1.0, spread=0.1),
+        after=replace(story.record.after, latency=after, spread=spread),
+    )
+    assert word in texts(html(replace(story, record=record)))
+
+
+def test_odd_figures_are_drawn_too(eps: Path) -> None:
+    story = read(eps)
+    group = replace(story.record.groups[0], channels=1, kept=(0,), w=(1.0,), trace=(0.5, 0.5))
+    layer = replace(story.record.layers[0], error=0.0)
+    none = replace(story.record.after, params=0, macs=0, bytes=0, latency=0.0)
+    record = replace(
+        story.record, groups=(group,), layers=(layer,), after=none, notes=("look out",),
+        proof={"sliced": 0.0, "final": 0.0, "tolerance": 1e-9},
+    )  # fmt: skip
+    page = html(replace(story, record=record))
+    Outline(page)
+    assert "look out" in page
+    assert not re.search(r"\b(nan|inf)\b", page.split("</style>")[1])
+
+
+def test_the_file_lies_in_the_folder_or_where_it_is_wanted(eps: Path, tmp_path: Path) -> None:
+    assert write(eps) == eps / "report.html"
+    other = write(eps, tmp_path / "other.html")
+    assert other.read_text(encoding="utf-8") == (eps / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(SaveError, match="name another file"):
+        write(eps, tmp_path / "missing" / "report.html")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="hand over a folder of save"):
+        read(tmp_path)
+    model, plan = network(), entrim.Plan({"first": [0, 3]})
+    entrim.save(entrim.apply_plan(model, plan, torch.randn(3, 12)), plan, tmp_path / "bare")
+    with pytest.raises(LoadError, match=r"small\.save"):
+        read(tmp_path / "bare")
+
+
+@pytest.mark.parametrize("noted", ["", "[]", '{"command": 3}', '{"command": [3]}'])
+def test_a_command_that_is_not_ours_is_not_told(eps: Path, noted: str) -> None:
+    (eps / "command.json").write_text(noted)
+    assert read(eps).command is None
+    (eps / "command.json").write_text(json.dumps({"command": ["entrim", "sparsify", "a b"]}))
+    story: Story = read(eps)
+    assert story.command == ("entrim", "sparsify", "a b")
+    assert "entrim sparsify 'a b'" in html(story).replace("&#x27;", "'")
+    (eps / "command.json").unlink()
+
+
+def test_a_tag_escapes_what_is_not_a_tag() -> None:
+    assert (
+        tag("a", "<b>", tag("i", "&"), title='"') == '<a title="&quot;">&lt;b&gt;<i>&amp;</i></a>'
+    )

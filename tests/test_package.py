@@ -1,4 +1,4 @@
-"""The public face: its names, its README, its demo, its wheel's typing marker."""
+"""The public face: its names, its README, its wheel's typing marker."""
 
 import re
 import subprocess
@@ -38,18 +38,6 @@ def test_every_make_target_of_the_readme_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"^ {4}make ([a-z]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
-
-
-def test_the_demo_prints_a_table_in_which_entrim_beats_the_paper_and_chance():
-    run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "digits.py"], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    rows = re.findall(r"^(\w[\w ]*?)  +([\d,]+) +([\d,]+) +([\d.]+)$", run.stdout, re.MULTILINE)
-    right = {name: float(percent) for name, _, _, percent in rows}
-    assert list(right) == ["trained", "as in the paper", "entrim", "random channels"]
-    assert right["entrim"] > max(right["as in the paper"], right["random channels"])
-    assert right["trained"] - right["entrim"] < 3
 
 
 def test_the_core_imports_without_any_extra():

@@ -41,6 +41,10 @@ bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.network
 	$(BIN)/python -m benchmarks.spartan
 	$(BIN)/python -m benchmarks.sparsify
+	$(BIN)/python -m benchmarks.allocation
+	$(BIN)/python -m benchmarks.candidates
+	$(BIN)/python -m benchmarks.distill
+	$(BIN)/python -m benchmarks.search
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist

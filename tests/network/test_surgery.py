@@ -251,6 +251,14 @@ def test_nothing_to_cut_is_an_error_that_says_why(
         trace(net, images)
 
 
+@pytest.mark.parametrize("name", ['a"]; print(1) #', "a\\b", "a\nb"])
+def test_a_name_that_could_become_code_is_refused(name: str) -> None:
+    net = nn.Sequential()
+    net.add_module(name, nn.Linear(4, 4))
+    with pytest.raises(TraceError, match="rename the layer"):
+        trace(net, torch.ones(2, 4))
+
+
 def test_a_network_that_cannot_be_exported_is_an_error_with_the_remedy(images: Tensor) -> None:
     net = Net(lambda n, x: n.a(x) if x.sum() > 0 else n.a(-x), a=conv(3, 8))
     with pytest.raises(TraceError, match="depends on the values of a tensor"):

@@ -63,6 +63,12 @@ def copied(model: nn.Module) -> nn.Module:
 def exported(model: nn.Module, example: Example) -> ExportedProgram:
     """Return the operations of `model` on `example`, as torch.export sees them."""
     args, kwargs = arguments(example)
+    for name, _ in model.named_modules():
+        if not name.isprintable() or '"' in name or "\\" in name:
+            raise TraceError(
+                f"the name {name!r} of a layer holds a quote, a backslash or a control character, "
+                "and torch.export writes names into code: rename the layer"
+            )
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -21,8 +21,9 @@ from entrim.rebuilding import rebuilt_tensors
 from entrim.run import Run
 from entrim.solver import order_of_loss
 
-FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""The widths at which the damage of a group is measured."""
+FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""The widths at which the damage of a group is measured, beside the least. Below the lowest a line
+would guess: where a tenth of a wide layer is enough, that one channel is enough too."""
 SENSED = 256
 """The number of images that tell the damage."""
 REPEATS = 15
@@ -53,7 +54,8 @@ class Ladder:
     def widths(self) -> list[int]:
         """The widths to look at, rising, the full one last."""
         full = self.group.channels
-        return sorted({max(self.least, round(f * full)) for f in FRACTIONS} | {full})
+        some = {max(self.least, round(f * full)) for f in FRACTIONS}
+        return sorted(some | {self.least, full})
 
     def kept(self, width: int) -> tuple[int, ...]:
         """Return the channels that stay at `width`."""

@@ -208,3 +208,22 @@ def test_the_sensing_is_told_group_by_group_and_timed() -> None:
     told = [step.name for step in steps if step.stage == "sense"]
     assert sorted(told) == sorted(group.name for group in r.record.groups)
     assert {"collect", "choose", "sense", "allocate", "rebuild", "cut"} <= set(r.record.seconds)
+
+
+def test_damage_is_measured_down_to_one_channel_not_guessed() -> None:
+    group = entrim.trace(chain(), X[:4]).group("7")
+    widths = budgeting.Ladder.of(group, list(range(group.channels))).widths
+    assert widths[0] == 1
+    assert widths[-1] == group.channels
+
+
+def test_a_wide_layer_of_which_little_matters_keeps_what_matters() -> None:
+    g = torch.Generator().manual_seed(0)
+    first, last = nn.Linear(6, 200), nn.Linear(200, 3)
+    with torch.no_grad():
+        basis = torch.randn(6, 6, generator=g)
+        first.weight.copy_(torch.randn(200, 6, generator=g) @ basis)
+        last.weight.copy_(torch.randn(3, 200, generator=g))
+    x = torch.randn(400, 6, generator=g)
+    r = entrim.sparsify(nn.Sequential(first, last), x, budget=entrim.Budget(max_error=1e-6))
+    assert 6 <= len(r.plan.kept["0"]) <= 8  # the way goes down three channels at a time

@@ -4,7 +4,6 @@
 networks only those. Needs ENTRIM_ASSETS.
 """
 
-import os
 import sys
 import time
 import warnings
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import entrim
-from benchmarks.allocation import Bench
 from benchmarks.cifar import DEV, percent_right
-from benchmarks.ledger import Ledger
+from benchmarks.ledger import Ledger, networks_at_hand
 from benchmarks.record import table, write
+from benchmarks.widths import Bench
 from entrim import budgeting
 from entrim.allocate import Damage, Market
 from entrim.budgeting import sense
@@ -199,8 +198,7 @@ def measure(name: str, ledger: Ledger) -> None:
 
 def main() -> None:
     """Measure what is asked for, then write the table of all that is known."""
-    if not os.environ.get("ENTRIM_ASSETS"):
-        print("skipped: the pre-trained networks are looked for in ENTRIM_ASSETS, which is unset")
+    if not networks_at_hand():
         return
     ledger = Ledger.called("candidates")
     for name in sys.argv[1:] or NETWORKS:

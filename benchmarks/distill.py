@@ -4,7 +4,6 @@
 with names of parts (report, choose) only those. Needs ENTRIM_ASSETS.
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import entrim
 from benchmarks.cifar import DEV, Subject, interval, percent_right
 from benchmarks.curves import INNER
-from benchmarks.ledger import Ledger
+from benchmarks.ledger import Ledger, networks_at_hand
 from benchmarks.record import table, write
 from entrim.augmenting import Augmentation
 from entrim.images import Calibration
@@ -166,8 +165,7 @@ def choice_section(points: Points) -> str:
 
 def main() -> None:
     """Measure what is missing and write the tables."""
-    if not os.environ.get("ENTRIM_ASSETS"):
-        print("skipped: the pre-trained networks are looked for in ENTRIM_ASSETS, which is unset")
+    if not networks_at_hand():
         return
     ledger = Ledger.called("distill")
     measure(ledger, sys.argv[1:])

@@ -1,12 +1,21 @@
 """Measured points that are kept: a run that was stopped goes on where it ended."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RESULTS
+
+
+def networks_at_hand() -> bool:
+    """Whether the pre-trained networks can be found; says so where they cannot."""
+    known = bool(os.environ.get("ENTRIM_ASSETS"))
+    if not known:
+        print("skipped: the pre-trained networks are looked for in ENTRIM_ASSETS, which is unset")
+    return known
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ tables and plots; with names of parts (curves, vgg, time, resnet50, images, coll
 Needs ENTRIM_ASSETS.
 """
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from benchmarks import curves, images, large
 from benchmarks.cifar import interval
 from benchmarks.collecting import collecting
-from benchmarks.ledger import Ledger
+from benchmarks.ledger import Ledger, networks_at_hand
 from benchmarks.plots import PICTURES, plot_curves, plot_images
 from benchmarks.record import table, verdict, write
 
@@ -151,8 +150,7 @@ def _overlap(one: Mapping[str, list[int]], other: Mapping[str, list[int]]) -> fl
 
 def main() -> None:
     """Measure what is asked for, then write tables and plots of all that is known."""
-    if not os.environ.get("ENTRIM_ASSETS"):
-        print("skipped: the pre-trained networks are looked for in ENTRIM_ASSETS, which is unset")
+    if not networks_at_hand():
         return
     ledger = Ledger.called("sparsify")
     measure(ledger, sys.argv[1:])

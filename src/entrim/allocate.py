@@ -90,15 +90,19 @@ class Market:
         """Return the next wider width, one channel or one multiple up."""
         return min(self.whole[name], (width // self.round_to + 1) * self.round_to)
 
+    def demand(self, limits: Mapping[str, int]) -> None:
+        """Refuse limits that even the narrowest network does not keep."""
+        least = self.costs.at({name: self.floor(name) for name in self.whole})
+        for kind, limit in limits.items():
+            if round(least[kind]) > limit:
+                raise BudgetError.size(SIZES[kind], limit, round(least[kind]))
+
     def way_down(self, limits: Mapping[str, int], then: Sequence[str] = ()) -> list[Stop]:
         """Return the stops from the whole network to the first that keeps all `limits`.
 
         With `then`, the way goes on to the narrowest network, to save those kinds of cost.
         """
-        least = self.costs.at({name: self.floor(name) for name in self.whole})
-        for kind, limit in limits.items():
-            if round(least[kind]) > limit:
-                raise BudgetError.size(SIZES[kind], limit, round(least[kind]))
+        self.demand(limits)
         stops = [self._stop(dict(self.whole))]
         while wanted := (over(stops[-1].costs, limits) or list(then)):
             name = self._cheapest(stops[-1].widths, wanted)

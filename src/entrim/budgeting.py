@@ -117,6 +117,9 @@ def sense(
     )
     concerned = [r for r in scene.readers.values() if any(n in r.site.feeds for n in ladders)]
     trials = {name: [ladder.kept(w) for w in ladder.widths] for name, ladder in ladders.items()}
+    market = _unmeasured(run, scene, ladders, example)
+    if run.settings.budget is not None:
+        market.demand(run.settings.budget.limits(market.sizes))
     damages: dict[str, Damage] = {}
     with run.stage("sense"):
         sensor = Sensor(some, scene.graph, concerned, grams, run.settings.ridge)
@@ -124,15 +127,19 @@ def sense(
             moved = [one.divergence for one in found]
             damages[name] = Damage.of(dict(zip(ladders[name].widths, moved, strict=True)))
             run.tell("sense", name, len(damages), len(ladders), f"divergence up to {moved[0]:.2g}")
-        macs = measure(run.model, example, repeats=2).macs
-        market = Market(
-            costs=Costs.of(run.model, scene.graph, scene.task.programs[0], macs),
-            damages=damages,
-            whole={group.name: group.channels for group in scene.graph.groups},
-            least={name: ladder.least for name, ladder in ladders.items()},
-            round_to=run.settings.round_to,
-        )
-    return sensor, market
+    return sensor, replace(market, damages=damages)
+
+
+def _unmeasured(run: Run, scene: Scene, ladders: Mapping[str, Ladder], example: Example) -> Market:
+    """Return what widths cost, before anybody knows what they damage."""
+    macs = measure(run.model, example, repeats=2).macs
+    return Market(
+        costs=Costs.of(run.model, scene.graph, scene.task.programs[0], macs),
+        damages={n: Damage((ladder.group.channels,), (0.0,)) for n, ladder in ladders.items()},
+        whole={group.name: group.channels for group in scene.graph.groups},
+        least={name: ladder.least for name, ladder in ladders.items()},
+        round_to=run.settings.round_to,
+    )
 
 
 @dataclass(frozen=True, slots=True)

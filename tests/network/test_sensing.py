@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 import entrim
@@ -17,9 +18,26 @@ X = images(100, 3, 8, 8)
 KEPT = {"conv1": (0, 2, 3, 5, 8), "stem": (1, 2, 4, 6, 7, 9)}
 
 
+class Joined(nn.Module):
+    """Two layers side by side, and one that reads both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 3, padding=1)
+        self.both, self.head = nn.Conv2d(16, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.cat([self.a(x).relu(), self.b(x).relu()], 1)
+        return self.head(self.both(seen).relu().mean((2, 3)))
+
+
 @pytest.fixture
 def sensor() -> Sensor:
-    model = residual()
+    return sensor_of(residual())
+
+
+def sensor_of(model: nn.Module) -> Sensor:
     run = Run(model, Settings(), read_images(X, torch.device("cpu"), torch.float32), None, print)
     scene = Scene.of(run, entrim.trace(model, X[:4]), run.images)
     grams = Shelf(2**30)
@@ -63,6 +81,16 @@ def test_other_groups_are_held_meanwhile(sensor: Sensor) -> None:
     again = looked(sensor, {"conv3": [range(5)]}, {"conv3": range(2)})["conv3"][0]
     assert held.error > 1.05 * alone.error
     assert again == alone
+
+
+def test_a_layer_that_reads_a_held_group_too_is_refitted_on_what_is_left_of_both() -> None:
+    model = Joined().eval()
+    plan = entrim.sparsify(model, X, widths={"a": 4, "b": 5}, mode="independent").plan
+    found = looked(sensor_of(model), {"b": [plan.kept["b"]]}, {"a": plan.kept["a"]})["b"][0]
+    with torch.no_grad():
+        wanted = moved([entrim.apply_plan(model, plan, X[:4])(X)], [model(X)])
+    assert found.error == pytest.approx(wanted.error, rel=1e-3)
+    assert found.error > 1e-3
 
 
 def test_nothing_waits_on_the_shelf_once_all_is_seen(sensor: Sensor) -> None:

@@ -181,6 +181,13 @@ def test_a_budget_of_everything_cuts_nothing_and_says_so() -> None:
     assert r.record.after == r.record.before
 
 
+def test_a_size_out_of_reach_is_refused_before_the_long_look() -> None:
+    steps: list[entrim.Step] = []
+    with pytest.raises(BudgetError, match="still has"):
+        entrim.sparsify(residual(), X, budget=entrim.Budget(params=3), on_step=steps.append)
+    assert {step.stage for step in steps} == {"trace", "collect", "choose"}
+
+
 def test_layers_that_may_not_be_cut_bound_the_budget() -> None:
     with pytest.raises(BudgetError, match=r"of [\d,]+ parameters cannot be kept"):
         entrim.sparsify(residual(), X, layers="conv1", budget=entrim.Budget(params=0.3))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import entrim
 from benchmarks.cifar import REPORT, Subject, interval, percent_right
@@ -19,6 +19,8 @@ from benchmarks.ledger import Ledger, networks_at_hand
 from benchmarks.plots import PICTURES, plot_allocation
 from benchmarks.record import table, verdict, write
 from benchmarks.widths import RANDOM, WAYS, Bench, subject_of
+from entrim.errors import BudgetError
+from entrim.network.measure import Measurement
 
 NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16")
 SHARES, TIMES = (0.75, 0.5, 0.25, 0.1), (1.5, 2.0, 3.0)
@@ -102,21 +104,29 @@ def latency(name: str, ledger: Ledger) -> None:
                 "latency": entrim.Budget(latency=before.latency.median / 2),
             }
             for wish, budget in wishes.items():
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    r = entrim.sparsify(
-                        subject.model, subject.images, budget=budget, example=example
-                    )
-                after = entrim.measure(r.model, example)
-                found[f"{wish} {batch}"] = {
-                    "macs": before.macs / after.macs,
-                    "time": before.latency.median / after.latency.median,
-                    "spread": after.latency.spread / after.latency.median,
-                    "report": _right(subject, r.model),
-                }
+                found[f"{wish} {batch}"] = _saved(subject, example, budget, before)
         return found
 
     ledger.point(f"{name} | latency", once)
+
+
+def _saved(
+    subject: Subject, example: Tensor, budget: entrim.Budget, before: Measurement
+) -> dict[str, Any]:
+    """Return what a budget saves, or why it cannot be kept."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            r = entrim.sparsify(subject.model, subject.images, budget=budget, example=example)
+        except BudgetError as error:
+            return {"cannot": str(error)}
+    after = entrim.measure(r.model, example)
+    return {
+        "macs": before.macs / after.macs,
+        "time": before.latency.median / after.latency.median,
+        "spread": after.latency.spread / after.latency.median,
+        "report": _right(subject, r.model),
+    }
 
 
 def _right(subject: Subject, model: nn.Module) -> float:
@@ -158,8 +168,11 @@ def _side_by_side(cost: Mapping[str, Any]) -> str:
     for batch in (1, 32):
         for wish, name in (("macs", "MACs"), ("latency", "time")):
             cell = cost[f"{wish} {batch}"]
-            saved = f"{cell['time']:.2f}x (spread {cell['spread']:.0%})"
             label = f"half the {name}, batch of {batch}"
+            if "cannot" in cell:
+                rows.append([label, "cannot", cell["cannot"], ""])
+                continue
+            saved = f"{cell['time']:.2f}x (spread {cell['spread']:.0%})"
             rows.append([label, f"{cell['macs']:.2f}x", saved, f"{cell['report']:.2f}"])
     header = (f"asked for, {cost['threads']} threads", "MACs saved", "time saved", "accuracy, %")
     return table(header, rows)

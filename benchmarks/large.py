@@ -83,7 +83,7 @@ def measure_resnet50(ledger: Ledger) -> None:
     test, labels = how(samples.images[1::2]), samples.labels[1::2]
     model = pretrained(R50)
     ledger.point(f"{R50} intact", lambda: {"report": percent_right(model, test, labels, 50)})
-    for fraction in (0.7,):
+    for fraction in (0.7, 0.85):
         ways = {
             "default": {"selector": "greedy"},
             "magnitude, old weights": {"selector": "magnitude", **RAW},

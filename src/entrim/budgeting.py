@@ -97,14 +97,20 @@ def climb(
     ladders = {}
     with run.stage("choose"):
         for done, group in enumerate(groups, 1):
-            order = order_of_loss(scene.moments(group, grams))
-            ladders[group.name] = Ladder.of(group, order.tolist())
+            ladders[group.name] = Ladder.of(group, _order(asks[group.name], scene, group, grams))
             run.tell("choose", group.name, done, len(groups), "the order of its channels")
         narrow = {name: ladder.kept(ladder.least) for name, ladder in ladders.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RolledBackWarning)
             possible = cut(run.model, Plan(narrow), example, graph=scene.graph).plan.kept
     return {name: ladder for name, ladder in ladders.items() if name in possible}
+
+
+def _order(ask: Ask, scene: Scene, group: Group, grams: Shelf) -> list[int]:
+    """Return the channels of a group, those to give up first."""
+    if ask.scores is not None:
+        return sorted(range(group.channels), key=ask.scores.__getitem__)
+    return order_of_loss(scene.moments(group, grams)).tolist()
 
 
 def sense(
@@ -169,8 +175,8 @@ class _Tried(Trials):
 
     def _choice(self, name: str, width: int, why: str) -> Chosen:
         ladder, ask = self.ladders[name], self.asks[name]
-        how = f"{ask.selector}, {why}"
-        if ask.selector == "greedy" or width == ladder.group.channels:
+        how = f"{ask.by}, {why}"
+        if ask.scores is not None or ask.selector == "greedy" or width == ladder.group.channels:
             return Chosen(kept=ladder.kept(width), how=how)
         reading = self.scene.reading(ladder.group)
         weights = [w for r in reading for w in shares(r, ladder.group, self.scene.task.tensors)]

@@ -24,10 +24,17 @@ class Ask:
     eps_w: float = -1e-4
     eps_l2: float = 1e-4
     selector: Selector = "entropic"
+    scores: tuple[float, ...] | None = None
+    """The user's own importance of every channel, instead of a selector."""
     coupling: str = "joint"
     round_to: int = 1
     raw: bool = False
     """Whether the weights of the solve itself are wanted, not those of a refit."""
+
+    @property
+    def by(self) -> str:
+        """What chooses among channels."""
+        return self.selector if self.scores is None else "the scores handed over"
 
     def rounded(self, width: int) -> int:
         """Return `width` as the next multiple of `round_to`, at most all channels."""
@@ -98,6 +105,9 @@ def _by_width(
     width = ask.rounded(ask.width or ask.channels)
     if width == ask.channels:
         return Chosen(kept=tuple(range(ask.channels)), how="whole, as asked")
+    if ask.scores is not None:
+        best = torch.tensor(ask.scores).sort(descending=True, stable=True).indices[:width]
+        return Chosen(kept=tuple(sorted(best.tolist())), how=f"{ask.by}, at this width")
     if ask.selector == "entropic":
         width = min(width, live_channels(moments))
         alive = _alive(moments)
@@ -114,7 +124,7 @@ def _by_width(
         weight=list(weights),
         generator=generator,
     )
-    return Chosen(kept=tuple(kept.tolist()), how=f"{ask.selector}, at this width")
+    return Chosen(kept=tuple(kept.tolist()), how=f"{ask.by}, at this width")
 
 
 def _alive(moments: Sequence[Moments]) -> list[Moments]:

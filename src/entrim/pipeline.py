@@ -2,18 +2,18 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from entrim import files
 from entrim.budget import Budget
 from entrim.budgeting import decide_within
 from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
-from entrim.errors import BadImagesError, CalibrationWarning, TraceError
+from entrim.errors import BadImagesError, BadSettingError, CalibrationWarning, TraceError
 from entrim.images import Images, read_images
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import Cut, cut, trace
@@ -67,6 +67,7 @@ def sparsify(
     widths: Mapping[str, int | float] | None = None,
     budget: Budget | None = None,
     selector: str | None = None,
+    scores: Mapping[str, Tensor | Sequence[float]] | None = None,
     round_to: int = 1,
     ridge: float = RIDGE,
     positions: int | None = None,
@@ -100,6 +101,8 @@ def sparsify(
 
     - `selector`: how channels are chosen at given widths, see `select`; "entropic" by default,
       "greedy" under a budget. For comparisons.
+    - `scores={pattern: one number a channel}`: importances of your own instead of a selector; the
+      largest stay, at given widths or under a budget, and the weights are solved again as ever.
     - `layers`, `skip`: look at these groups only; leave these alone.
     - `preset="paper"`: the method as published: every layer alone, no refit, only channels that one
       layer makes and one layer reads.
@@ -149,6 +152,7 @@ def sparsify(
         widths=widths,
         budget=budget,
         selector=selector,
+        scores={name: _plain(values) for name, values in (scores or {}).items()} or None,
         round_to=round_to,
         ridge=ridge,
         positions=positions,
@@ -157,6 +161,14 @@ def sparsify(
     )
     run = begin(model, images, settings, generator, on_step)
     return _through(run, example_of(run, example))
+
+
+def _plain(scores: Tensor | Sequence[float]) -> tuple[float, ...]:
+    if isinstance(scores, Tensor) and scores.ndim != 1:
+        raise BadSettingError(
+            f"scores have the shape {tuple(scores.shape)}: hand over one number a channel"
+        )
+    return tuple(map(float, scores))
 
 
 def begin(

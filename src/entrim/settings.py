@@ -38,6 +38,7 @@ class Settings:
     widths: Mapping[str, int | float] | None = None
     budget: Budget | None = None
     selector: str | None = None
+    scores: Mapping[str, Sequence[float]] | None = None
     round_to: int = 1
     ridge: float = RIDGE
     positions: int | None = None
@@ -63,7 +64,12 @@ class Settings:
                 f'selector="{self.selector}" chooses at given widths: pass widths={{"*": 0.5}} or '
                 "a budget="
             )
-        for name in ("eps", "widths"):
+        if self.scores and (self.selector is not None or not (self.widths or self.allocates)):
+            raise BadSettingError(
+                "scores choose at given widths, instead of a selector: pass widths= or budget=, "
+                "and no selector="
+            )
+        for name in ("eps", "widths", "scores"):
             if not isinstance(getattr(self, name) or {}, Mapping):
                 raise BadSettingError(
                     f'{name} is {getattr(self, name)!r}: hand over a dict, {{"*": ...}} for all'
@@ -139,7 +145,13 @@ class Settings:
 
     def _named(self, graph: ChannelGraph) -> list[Group]:
         wanted = ["*"] if self.layers is None else _listed(self.layers)
-        for pattern in (*wanted, *_listed(self.skip), *self.eps, *(self.widths or ())):
+        for pattern in (
+            *wanted,
+            *_listed(self.skip),
+            *self.eps,
+            *(self.widths or ()),
+            *(self.scores or ()),
+        ):
             if not any(matches(pattern, group) for group in graph.groups):
                 names = ", ".join(group.name for group in graph.groups)
                 raise BadSettingError(
@@ -166,6 +178,7 @@ class Settings:
             eps_w=eps_w,
             eps_l2=eps_l2,
             selector=self.selector or ("greedy" if self.allocates else "entropic"),  # pyright: ignore[reportArgumentType]
+            scores=_scores(_first(self.scores or {}, group), group),
             coupling=self.coupling,
             round_to=self.round_to,
             raw=not self.refits,
@@ -191,6 +204,17 @@ def _width(width: int | float, group: Group) -> int:
         f"the width of {group.name} is {width!r}: hand over a whole number from 1 to "
         f"{group.channels}, or the fraction that stays, above 0.0 and up to 1.0"
     )
+
+
+def _scores(scores: Sequence[float] | None, group: Group) -> tuple[float, ...] | None:
+    if scores is None:
+        return None
+    if len(scores) != group.channels or any(map(math.isnan, scores)):
+        raise BadSettingError(
+            f"the scores of {group.name} are {len(scores)} numbers: hand over one for each of its "
+            f"{group.channels} channels, none of them NaN"
+        )
+    return tuple(scores)
 
 
 def _listed(patterns: Patterns) -> list[str]:

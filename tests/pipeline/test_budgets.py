@@ -175,6 +175,20 @@ def test_another_selector_chooses_at_the_allocated_widths() -> None:
     assert apart[0] < apart[1]
 
 
+def test_scores_of_ones_own_decide_which_channels_stay_but_not_how_many() -> None:
+    model = residual()
+    scores = {"conv1": torch.arange(model.get_parameter("conv1.weight").shape[0])}
+    fixed = entrim.sparsify(model, X, widths={"conv1": 3}, scores=scores)
+    assert fixed.plan.kept["conv1"] == (11, 12, 13)
+    within = entrim.sparsify(model, X, budget=entrim.Budget(params=0.5), scores=scores)
+    groups = {group.name: group for group in within.record.groups}
+    kept = groups["conv1"].kept
+    assert len(kept) < 14
+    assert kept == tuple(range(14 - len(kept), 14))
+    assert groups["conv1"].how.startswith("the scores handed over")
+    assert groups["stem"].how.startswith("greedy")
+
+
 def test_a_budget_of_everything_cuts_nothing_and_says_so() -> None:
     with pytest.warns(NothingCutWarning, match="the whole network keeps the budget"):
         r = entrim.sparsify(residual(), X, budget=entrim.Budget(params=1.0))

@@ -54,6 +54,18 @@ def test_images_that_cannot_work_are_refused(given: Any, sentence: str) -> None:
             {"selector": "greedy", "eps_w": -1e-4},
             'selector="greedy" chooses at given widths: pass widths=',
         ),
+        ({"scores": {"0": [1.0] * 12}, "eps_w": -1e-4}, "scores choose at given widths"),
+        (
+            {"scores": {"0": [1.0] * 12}, "widths": {"0": 3}, "selector": "greedy"},
+            "and no selector=",
+        ),
+        (
+            {"scores": {"0": [1.0] * 5}, "widths": {"0": 3}},
+            "the scores of 0 are 5 numbers: hand over one for each of its 12 channels",
+        ),
+        ({"scores": {"0": [float("nan")] * 12}, "widths": {"0": 3}}, "none of them NaN"),
+        ({"scores": {"0": torch.ones(3, 4)}, "widths": {"0": 3}}, "have the shape (3, 4)"),
+        ({"scores": {"9": [1.0]}, "widths": {"0": 3}}, "no group matches '9'"),
         ({"round_to": 0}, "round_to is 0: hand over a whole number from 1"),
         ({"positions": 0}, "positions is 0"),
         ({"resamples": -1}, "resamples is -1"),

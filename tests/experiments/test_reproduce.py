@@ -13,45 +13,17 @@ import torch
 
 from entrim.commands.main import main
 from entrim.errors import BadSettingError, SaveError
-from entrim.experiments import ZOO, Dataset, normalisation, teaching
+from entrim.experiments import ZOO
 from entrim.experiments.bars import verdicts
-from entrim.experiments.cutting import Measured, published_params
+from entrim.experiments.cutting import Measured, size_at
 from entrim.experiments.published import Cell, tables
 from entrim.experiments.report import NOT_RUN, Line, Report
 from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.rows import rows_of
-from entrim.experiments.studies import STUDIES
-from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
 from entrim.network import trace
 from entrim.records import Step
-
-
-def pictures(count: int, seed: int) -> Dataset:
-    """Return images of ten kinds: a bright bar in one of ten places, with noise."""
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.randint(10, (count,), generator=g)
-    images = torch.randint(0, 120, (count, 1, 28, 28), dtype=torch.uint8, generator=g)
-    for image, label in zip(images, labels, strict=True):
-        image[0, 2 * int(label) + 2 : 2 * int(label) + 6] += 120
-    return Dataset(images, labels)
-
-
-def toy(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
-    """Return an untrained LeNet among a few pictures."""
-    return Subject(
-        network="LeNet",
-        seed=seed,
-        model=ZOO["LeNet"].model(),
-        how=normalisation.MNIST,
-        lesson=pictures(520, 1),
-        watched=pictures(20, 2),
-        test=pictures(50, 3),
-        augment=teaching.STILL,
-        training=teaching.lenet_training,
-        fine_tuning=teaching.lenet_fine_tuning,
-        origin="never trained",
-    )
+from tests.experiments.toys import toy
 
 
 @pytest.fixture
@@ -118,29 +90,6 @@ def test_a_drop_is_counted_from_the_own_baseline(cut_only: Report) -> None:
     assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(wanted)]
 
 
-def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) -> None:
-    whole = STUDIES["comparison"]
-    study = replace(whole, subject=toy, tables=("lenet-conv",), variants=whole.variants[1:2])
-    work = Work(tmp_path)
-    report = study.run(work, Options())
-    greedy, *others = report.lines
-    assert (greedy.row, list(greedy.ours)) == ("by greedy", ["E1", "E2"])
-    assert [one["cut"]["widths"]["conv1"] for one in report.measured] == [8, 4]
-    assert [one["baseline"] - one["cut"]["accuracy"] for one in report.measured] == [
-        value for values in greedy.ours.values() for value in values
-    ]
-    assert {line.paper.printed for line in others} >= {"93.94%", "57.89%", "94.61%"}
-    assert all(cell in (NOT_RUN, "") for line in others for cell in line.cells()[3:])
-    assert study.run(replace(work, only_finished=True), Options()).lines == report.lines
-
-
-def test_more_images_than_a_quick_run_has_are_not_run(tmp_path: Path) -> None:
-    most = STUDIES["images"].variants[-1:]
-    study = replace(STUDIES["images"], subject=toy, tables=("lenet-conv",), variants=most)
-    (line,) = study.run(Work(tmp_path), Options()).lines
-    assert line.cells()[3:] == [NOT_RUN, ""] * 2
-
-
 def test_seeds_are_shown_as_mean_and_spread() -> None:
     line = Line(row="E1", quantity="accuracy", paper=Cell("98.49%"), ours={"a": [98.0, 99.0]})
     assert line.cells() == ["E1", "accuracy", "98.49%", "98.50 ± 0.71", "+0.01"]
@@ -175,7 +124,7 @@ def test_the_published_epochs_are_asked_for() -> None:
 @pytest.mark.parametrize("experiment", ["lenet-conv", "lenet-full"])
 def test_the_budget_is_the_printed_number_of_parameters(experiment: str, tmp_path: Path) -> None:
     for row in rows_of(experiment):
-        assert published_params(toy(Work(tmp_path)), row) == row.cells["parameters"].value
+        assert size_at(toy(Work(tmp_path)), row).params == row.cells["parameters"].value
 
 
 def test_a_bar_says_met_missed_or_not_run() -> None:

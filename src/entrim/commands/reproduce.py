@@ -10,6 +10,7 @@ from entrim.commands.showing import Progress, tell
 from entrim.errors import SaveError
 from entrim.experiments.cutting import WAYS
 from entrim.experiments.reproduce import EXPERIMENTS, Options
+from entrim.experiments.robustness import ROBUSTNESS
 from entrim.experiments.studies import STUDIES
 from entrim.experiments.work import Work, work_folder
 
@@ -28,7 +29,7 @@ def add(subparsers: Any) -> ArgumentParser:
         description="Run a table of the paper again: published, ours, difference.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, *STUDIES])
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, *STUDIES, ROBUSTNESS.name])
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
     )
@@ -57,7 +58,7 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Say what will be run, run it, print the table and write the record."""
-    experiment = {**EXPERIMENTS, **STUDIES}[args.experiment]
+    experiment = {**EXPERIMENTS, **STUDIES, ROBUSTNESS.name: ROBUSTNESS}[args.experiment]
     options = Options(
         seeds=tuple(dict.fromkeys(args.seeds)),
         quick=args.quick,

@@ -16,8 +16,9 @@ from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.teaching import fresh
 from entrim.experiments.work import NotFinishedError, Point, Work
-from entrim.network import apply_plan
+from entrim.network import apply_plan, measure
 from entrim.network.form import values_of
+from entrim.network.measure import Measurement
 from entrim.pipeline import Sparsified, sparsify
 from entrim.plan import Plan
 from entrim.recipes import Recipe
@@ -69,7 +70,7 @@ def measure_row(
         return Measured(row=row.name, way=way, seed=subject.seed)
     small = files.load(subject.model, place)
     new = fresh(small, subject.seed)
-    lessons = _Lessons(work, subject)
+    lessons = Lessons(work, subject)
     return Measured(
         row=row.name,
         way=way,
@@ -90,11 +91,8 @@ def cut_row(
     options: Mapping[str, Any],
     images: int = IMAGES,
 ) -> tuple[Point, Path]:
-    """Return what `sparsify` with these options makes of the network, and where that is saved.
-
-    The name must tell the number of images where it is not the usual one.
-    """
-    settings = {**_identity(subject), "options": _recorded(options)}
+    """Return what `sparsify` with these options makes of the network, and where that is saved."""
+    settings = {**_identity(subject), "options": _recorded(options), "images": images}
     place = work.place(name, settings)
     point = work.point(
         name, settings, lambda: _cut(work, subject, row, options, subject.images(images), place)
@@ -103,7 +101,9 @@ def cut_row(
 
 
 @dataclass(frozen=True, slots=True)
-class _Lessons:
+class Lessons:
+    """Networks taught with labels for several numbers of epochs, each once."""
+
     work: Work
     subject: Subject
 
@@ -132,9 +132,12 @@ class _Lessons:
             found[count] = point["accuracy"]
         return found
 
+    def taught(self, name: str, model: nn.Module, recipe: Recipe) -> nn.Module:
+        """Return `model` after a training."""
+        return self.work.trained(name, model, self.subject.task(), recipe)
+
     def _learn(self, name: str, model: nn.Module, recipe: Recipe) -> Point:
-        trained = self.work.trained(name, model, self.subject.task(), recipe)
-        return {"accuracy": self.subject.accuracy(trained)}
+        return {"accuracy": self.subject.accuracy(self.taught(name, model, recipe))}
 
 
 def _identity(subject: Subject) -> dict[str, Any]:
@@ -154,18 +157,21 @@ def options_of(subject: Subject, row: Row, way: str) -> dict[str, Any]:
         return {"preset": "paper", "layers": list(row.eps), "eps": eps}
     if way == "widths":
         return {"preset": "paper", "layers": list(row.eps), "widths": dict(row.widths)}
-    return {"layers": list(row.eps), "budget": Budget(params=published_params(subject, row))}
+    return {"layers": list(row.eps), "budget": Budget(params=size_at(subject, row).params)}
 
 
 def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: asdict(v) if isinstance(v, Budget) else v for k, v in options.items()}
+    plain = {k: asdict(v) if isinstance(v, Budget) else v for k, v in options.items()}
+    if scores := plain.get("scores"):
+        plain["scores"] = {name: values.tolist() for name, values in scores.items()}
+    return plain
 
 
-def published_params(subject: Subject, row: Row) -> int:
-    """Return the parameters of the network at the paper's widths, whichever channels stay."""
+def size_at(subject: Subject, row: Row) -> Measurement:
+    """Return the size of the network at the widths of the row, whichever channels stay."""
     plan = Plan({group: tuple(range(width)) for group, width in row.widths.items()}, {})
-    small = apply_plan(subject.model, plan, subject.images(_EXAMPLE))
-    return sum(parameter.numel() for parameter in small.parameters())
+    example = subject.images(_EXAMPLE)
+    return measure(apply_plan(subject.model, plan, example), example, repeats=2)
 
 
 def _cut(

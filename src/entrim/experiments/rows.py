@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+from torch import nn
+
 from entrim.experiments.published import Cell, Table, layer_of, tables, widths
+from entrim.experiments.zoo import ZOO
 
 EMPTY = Cell("")
 _LENET_EPOCHS = 10
+_EPS = 1e-4
 _GROUP_EPOCHS, _FULL_EPOCHS = 10, 50
 
 
@@ -40,6 +45,23 @@ def rows_of(experiment: str) -> tuple[Row, ...]:
         "vgg16-scratch": _vgg_scratch,
         "resnet18": _resnet,
     }[experiment]()
+
+
+def halved(network: str) -> Row:
+    """Return a row that the paper does not have: half the channels inside all residual blocks."""
+    with torch.device("meta"):
+        model = ZOO[network].build()
+    inner = {
+        name: module.out_channels
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d) and name.endswith(".conv1")
+    }
+    return Row(
+        name=f"{network}, half of the inner channels",
+        eps=dict.fromkeys(inner, _EPS),
+        widths={name: width // 2 for name, width in inner.items()},
+        cells={},
+    )
 
 
 def _cells(table: Table, row: str) -> dict[str, Cell]:

@@ -1,110 +1,132 @@
-"""What the paper leaves open, on LeNet: how many images are enough, and other ways to choose."""
+"""What the paper leaves open: how many images are enough, and how others choose channels."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from entrim import files
 from entrim.experiments import subjects
-from entrim.experiments.cutting import IMAGES, baseline, cut_row, options_of
+from entrim.experiments.criteria import CRITERIA, NoCriterionError
+from entrim.experiments.cutting import IMAGES, Lessons, baseline, cut_row
+from entrim.experiments.panels import Panel, halved_resnet, lenet, within
 from entrim.experiments.published import tables
 from entrim.experiments.report import Line, Report
 from entrim.experiments.reproduce import Options, shrunk
-from entrim.experiments.rows import Row, rows_of
+from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
 
 COUNTS = (25, 50, 100, 250, 500, 1000, 2500, 10_000)
-SELECTORS = ("entropic", "greedy", "lasso", "magnitude", "random")
+SELECTORS = ("entropic", "greedy", "lasso", "random")
+_OLD = {"mode": "independent", "refit": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to cut every row of the LeNet tables."""
+    """One way to cut every row."""
 
     name: str
     options: Callable[[Subject, Row], Mapping[str, Any]]
     images: int = IMAGES
+    tuned: bool = False
+    """Whether it is fine tuned too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The rows of the LeNet tables, each cut in many ways and tested, nothing trained."""
+    """Rows of several networks, each cut in many ways and tested, some of them fine tuned."""
 
     name: str
     title: str
     variants: tuple[Variant, ...]
-    tables: tuple[str, ...] = ("lenet-conv", "lenet-full")
-    """Whose rows are cut."""
+    panels: tuple[Panel, ...]
     published: tuple[str, ...] = ()
     """Tables of other methods that are printed beside it."""
-    subject: Callable[..., Subject] = subjects.lenet
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        """The rows that are cut."""
-        return tuple(row for table in self.tables for row in rows_of(table))
+    def columns(self) -> tuple[str, ...]:
+        """The rows that are cut, which are the columns of the table."""
+        return tuple(row.name for panel in self.panels for row in panel.rows)
 
     def plan(self, options: Options) -> str:
         """Return what will be run."""
-        cuts = len(self.variants) * len(self.rows) * len(options.seeds)
+        cuts = len(self.variants) * len(self.columns) * len(options.seeds)
+        tuned = sum(v.tuned for v in self.variants) * len(options.seeds)
+        lessons = ", ".join(
+            f"{p.network} {tuned * len(p.rows)} times for {p.taught(options)}"
+            for p in self.panels
+            if tuned and p.taught(options)
+        )
         return (
-            f"{self.name}: LeNet, {len(self.variants)} variants of {len(self.rows)} rows, seeds "
-            f"{', '.join(map(str, options.seeds))}: {cuts} cuts of some seconds each, nothing "
-            "trained but LeNet itself where it is not there yet"
+            f"{self.name}: {', '.join(panel.network for panel in self.panels)}; "
+            f"{len(self.variants)} variants of {len(self.columns)} rows, seeds "
+            f"{', '.join(map(str, options.seeds))}: {cuts} cuts of seconds to minutes each; "
+            f"epochs of fine tuning: {lessons or 'none'}"
         )
 
     def run(self, work: Work, options: Options) -> Report:
         """Return the drops by variant and row, after running what is not finished yet."""
-        names = [row.name for row in self.rows]
-        drops = {v.name: {name: [] for name in names} for v in self.variants}
-        notes, measured = shrunk(options), []
-        for seed in options.seeds:
-            try:
-                subject = self.subject(work, seed, quick=options.quick)
-                base = baseline(work, subject)
-            except NotFinishedError:
-                notes.append(f"seed {seed}: not run")
-                continue
-            notes.append(f"seed {seed}: {subject.origin}; baseline {base:.2f} %")
-            for variant in self.variants:
-                for row in self.rows:
-                    point = self._point(work, subject, variant, row)
-                    if point is None:
-                        continue
-                    drops[variant.name][row.name].append(base - point["accuracy"])
-                    told = {"variant": variant.name, "row": row.name, "seed": seed}
-                    measured.append({**told, "baseline": base, "cut": point})
-        lines = [Line(row=name, quantity="drop, raw", ours=ours) for name, ours in drops.items()]
+        found = _Found(self)
+        notes = shrunk(options)
+        for panel in self.panels:
+            for seed in options.seeds:
+                try:
+                    subject = panel.subject(work, seed, quick=options.quick)
+                    base = baseline(work, subject)
+                except NotFinishedError:
+                    notes.append(f"{panel.network}, seed {seed}: not run")
+                    continue
+                notes.append(
+                    f"{panel.network}, seed {seed}: {subject.origin}; baseline {base:.2f} %"
+                )
+                for variant in self.variants:
+                    for row in panel.rows:
+                        epochs = panel.taught(options) if variant.tuned else ()
+                        found.take(base, self._point(work, subject, variant, row, epochs))
         return Report(
             experiment=self.name,
             title=self.title,
-            columns=tuple(names),
-            lines=(*lines, *self._others(names)),
+            columns=self.columns,
+            lines=(*found.lines(options), *self._others()),
             notes=tuple(notes),
-            measured=measured,
+            measured=found.measured,
         )
 
     def _point(
-        self, work: Work, subject: Subject, variant: Variant, row: Row
-    ) -> dict[str, Any] | None:
-        """Return one cut, None where it was not run."""
+        self,
+        work: Work,
+        subject: Subject,
+        variant: Variant,
+        row: Row,
+        epochs: tuple[int, ...],
+    ) -> dict[str, Any]:
+        """Return one cut and what teaching it gave, as far as it was run."""
+        told = {"variant": variant.name, "row": row.name, "seed": subject.seed}
         if variant.images > len(subject.lesson):
-            return None
+            return told
         name = f"{subject.network} seed {subject.seed} {row.name} {self.name} {variant.name}"
         try:
-            told = variant.options(subject, row)
-            return cut_row(work, subject, row, name, told, variant.images)[0]
+            options = variant.options(subject, row)
+            cut, place = cut_row(work, subject, row, name, options, variant.images)
+        except NoCriterionError as error:
+            return {**told, "cannot": str(error)}
         except NotFinishedError:
-            return None
+            return told
+        if not epochs:
+            return {**told, "cut": cut}
+        small = files.load(subject.model, place)
+        lessons = Lessons(work, subject)
+        tuned = lessons.after(f"{name} fine tuning", small, subject.fine_tuning, epochs)
+        return {**told, "cut": cut, "tuned": tuned}
 
-    def _others(self, names: list[str]) -> list[Line]:
+    def _others(self) -> list[Line]:
         """Return what other methods have published, on other networks, with fine tuning."""
         return [
             Line(
                 row=f"{method}, {table.network}, as printed",
                 quantity=column,
                 paper=table.cell(method, column),
-                ours=dict.fromkeys(names, ()),
+                ours=dict.fromkeys(self.columns, ()),
             )
             for table in map(tables().__getitem__, self.published)
             for method in table.rows
@@ -112,15 +134,80 @@ class Study:
         ]
 
 
-def _default(subject: Subject, row: Row) -> dict[str, Any]:
-    return options_of(subject, row, "default")
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a study has measured so far."""
+
+    study: Study
+    measured: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, base: float, point: Mapping[str, Any]) -> None:
+        """Add what one variant gave in one row, if it was run."""
+        if "cut" in point or "cannot" in point:
+            self.measured.append({**point, "baseline": base})
+
+    def lines(self, options: Options) -> list[Line]:
+        """Return the drop of every variant, raw and after fine tuning."""
+        epochs = sorted({n for panel in self.study.panels for n in panel.taught(options)})
+        found = []
+        for variant in self.study.variants:
+            found.append(self._line(variant, "raw", lambda m: m["cut"]["accuracy"]))
+            for n in epochs if variant.tuned else ():
+                text = f"fine tuned {n} epoch{'s' * (n > 1)}"
+                found.append(self._line(variant, text, lambda m, n=n: m.get("tuned", {}).get(n)))
+        return found
+
+    def _line(
+        self, variant: Variant, text: str, get: Callable[[Mapping[str, Any]], float | None]
+    ) -> Line:
+        ours: dict[str, Sequence[float | str]] = {}
+        for column in self.study.columns:
+            values: list[float | str] = []
+            for one in self.measured:
+                if (one["variant"], one["row"]) != (variant.name, column):
+                    continue
+                if "cannot" in one:
+                    values.append(one["cannot"])
+                elif (accuracy := get(one)) is not None:
+                    values.append(one["baseline"] - accuracy)
+            ours[column] = values
+        return Line(row=variant.name, quantity=f"drop, {text}", ours=ours)
 
 
-def _selected(selector: str) -> Callable[[Subject, Row], dict[str, Any]]:
-    def options(_: Subject, row: Row) -> dict[str, Any]:
-        return {"layers": list(row.eps), "widths": dict(row.widths), "selector": selector}
+def _at_widths(row: Row) -> dict[str, Any]:
+    return {"layers": list(row.eps), "widths": dict(row.widths)}
+
+
+def _selected(selector: str, **more: Any) -> Callable[[Subject, Row], dict[str, Any]]:
+    return lambda _, row: {**_at_widths(row), "selector": selector, **more}
+
+
+def _ranked(criterion: str, **more: Any) -> Callable[[Subject, Row], dict[str, Any]]:
+    def options(subject: Subject, row: Row) -> dict[str, Any]:
+        scores = CRITERIA[criterion](subject, list(row.eps))
+        return {**_at_widths(row), "scores": scores, **more}
 
     return options
+
+
+def _variants() -> tuple[Variant, ...]:
+    """Return how others choose, with the old weights as they do and rebuilt, and how we do."""
+    old = "old weights"
+    kept = [
+        Variant(name=f"random, {old}", options=_selected("random", **_OLD), tuned=True),
+        *(
+            Variant(name=f"{name}, {old}", options=_ranked(name, **_OLD), tuned=True)
+            for name in CRITERIA
+        ),
+    ]
+    rebuilt = [Variant(name=f"{name}, rebuilt", options=_ranked(name)) for name in CRITERIA]
+    ours = [
+        Variant(name=f"{name}, rebuilt", options=_selected(name), tuned=True) for name in SELECTORS
+    ]
+    ours.append(
+        Variant(name="entrim, within the same parameters and MACs", options=within, tuned=True)
+    )
+    return (*kept, *rebuilt, *ours)
 
 
 STUDIES = {
@@ -128,19 +215,18 @@ STUDIES = {
     for study in (
         Study(
             name="images",
-            title="how many unlabelled images are enough, by our default",
+            title="how many unlabelled images are enough, at the same widths",
             variants=tuple(
-                Variant(name=f"{count:,} images", options=_default, images=count)
+                Variant(name=f"{count:,} images", options=_selected("greedy"), images=count)
                 for count in COUNTS
             ),
+            panels=(lenet(epochs=0), halved_resnet("ResNet-56", subjects.resnet56)),
         ),
         Study(
             name="comparison",
-            title="channels chosen in other ways, at the same widths and with the same rebuild",
-            variants=(
-                *(Variant(name=f"by {name}", options=_selected(name)) for name in SELECTORS),
-                Variant(name="our default, within the same parameters", options=_default),
-            ),
+            title="channels chosen in other ways, at the same widths",
+            variants=_variants(),
+            panels=(lenet(epochs=3), halved_resnet("ResNet-20", subjects.resnet20)),
             published=("vgg16-comparison", "resnet18-comparison"),
         ),
     )

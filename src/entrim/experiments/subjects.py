@@ -104,9 +104,22 @@ def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
 
 def vgg16(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
     """Return VGG-16 on CIFAR-10 with the weights `cifar10_vgg16` of the assets."""
-    known = PRETRAINED["cifar10_vgg16"]
-    origin = "the pre-trained cifar10_vgg16"
-    return _cifar("VGG-16", pretrained("cifar10_vgg16"), known.normalisation, origin, seed, quick)
+    return _given("VGG-16", "cifar10_vgg16", seed, quick)
+
+
+def resnet20(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+    """Return ResNet-20 on CIFAR-10 with the weights `cifar10_resnet20` of the assets."""
+    return _given("ResNet-20", "cifar10_resnet20", seed, quick)
+
+
+def resnet56(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+    """Return ResNet-56 on CIFAR-10 with the weights `cifar10_resnet56` of the assets."""
+    return _given("ResNet-56", "cifar10_resnet56", seed, quick)
+
+
+def _given(network: str, name: str, seed: int, quick: bool) -> Subject:
+    how = PRETRAINED[name].normalisation
+    return _cifar(network, pretrained(name), how, f"the pre-trained {name}", seed, quick)
 
 
 RESNET18_EPOCHS = 8

@@ -61,14 +61,20 @@ class Work:
 
         The file is named by network and recipe, so that two runs never meet in one.
         """
-        self.refuse_to_run(name)
         settings = {
             "network": fingerprint(values_of(model).values()),
             "recipe": asdict(recipe),
             "task": task.identity,
         }
         file = self.place(name, settings).with_suffix(".checkpoint")
-        done = train(model, task, recipe, checkpoint=file, stage=name, on_step=self.on_step)
+        if not file.exists():
+            self.refuse_to_run(name)
+
+        def on_step(step: Step) -> None:  # a finished training takes none
+            self.refuse_to_run(name)
+            self.on_step(step)
+
+        done = train(model, task, recipe, checkpoint=file, stage=name, on_step=on_step)
         return done.model.eval()
 
     def refuse_to_run(self, name: str) -> None:

@@ -1,0 +1,256 @@
+"""Are smaller networks easier to fool: accuracy under attacks that know the network."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from entrim import files
+from entrim.checkpoints import fingerprint
+from entrim.errors import MissingExtraError
+from entrim.experiments import subjects
+from entrim.experiments.cutting import Lessons, cut_row
+from entrim.experiments.datasets import Dataset
+from entrim.experiments.normalisation import Normalisation
+from entrim.experiments.panels import Panel, halved_resnet, lenet, within
+from entrim.experiments.report import Line, Report
+from entrim.experiments.reproduce import Options, shrunk
+from entrim.experiments.rows import Row
+from entrim.experiments.subjects import Subject
+from entrim.experiments.work import NotFinishedError, Work
+from entrim.network.form import values_of
+
+ATTACKED = 1000
+"""Test images that are attacked."""
+STEPS = 10
+"""Of PGD, each a quarter of the strength."""
+_BATCH = 250
+STRENGTHS: dict[str, tuple[float, ...]] = {
+    "LeNet": (0.05, 0.1, 0.2, 0.3),
+    "ResNet-20": (0.5 / 255, 1 / 255, 2 / 255, 4 / 255),
+}
+"""The largest change of a pixel between 0 and 1."""
+ATTACKS = ("FGSM", "PGD")
+CUTS = {
+    "cut as in the paper": lambda _, row: {
+        "preset": "paper", "layers": list(row.eps), "widths": dict(row.widths)
+    },
+    "cut by entrim": within,
+}  # fmt: skip
+
+
+class FromPixels(nn.Module):
+    """A network that takes pixels between 0 and 1, and normalises them itself."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, how: Normalisation) -> None:
+        super().__init__()
+        self.model, self.bgr = model, how.bgr
+        scale = 255 / how.scale
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(how, name)).view(-1, 1, 1) / scale
+            self.register_buffer(name, values)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return what the network says of pixels between 0 and 1."""
+        pixels = pixels.flip(1) if self.bgr else pixels
+        return self.model((pixels - self.mean) / self.std)
+
+
+def right_under(
+    model: nn.Module, how: Normalisation, data: Dataset, attack: str, strength: float, seed: int
+) -> float:
+    """Return the percentage of images that `model` still names right under an attack on it.
+
+    `model` is in eval mode and is not touched; with a strength of 0 nothing is attacked.
+    """
+    try:
+        from art.attacks.evasion import FastGradientMethod, ProjectedGradientDescent
+        from art.estimators.classification import PyTorchClassifier
+    except ImportError as error:
+        package = "adversarial-robustness-toolbox"
+        raise MissingExtraError("attacks on networks", package, "reproduce") from error
+
+    pixels = data.images.numpy().astype(np.float32) / 255
+    labels = data.labels.numpy()
+    network = PyTorchClassifier(
+        model=FromPixels(copy.deepcopy(model), how),
+        loss=nn.CrossEntropyLoss(),
+        input_shape=pixels.shape[1:],
+        nb_classes=10,
+        clip_values=(0.0, 1.0),
+        device_type="cpu",
+    )
+    if strength:
+        common: dict[str, Any] = {"norm": np.inf, "eps": strength, "batch_size": _BATCH}
+        if attack == "PGD":
+            how_far = {"eps_step": strength / 4, "max_iter": STEPS, "num_random_init": 1}
+            fool = ProjectedGradientDescent(network, **common, **how_far, verbose=False)
+        else:
+            fool = FastGradientMethod(network, **common)
+        with _numpy_drawn_by(seed):
+            pixels = fool.generate(x=pixels, y=labels)
+    answers = network.predict(pixels, batch_size=_BATCH).argmax(1)
+    return 100 * float((answers == labels).mean())
+
+
+@contextmanager
+def _numpy_drawn_by(seed: int) -> Iterator[None]:
+    """Seed NumPy's global generator, which the attacks draw from, and give it back as it was."""
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Robustness:
+    """Networks as trained, cut, and fine tuned, each attacked by someone who knows it."""
+
+    name: str = "robustness"
+    title: str = "accuracy under attack, in percent"
+    panels: tuple[Panel, ...]
+    """Of one row each."""
+
+    def plan(self, options: Options) -> str:
+        """Return what will be run."""
+        attacks = len(ATTACKS) * 4 + 1
+        return (
+            f"{self.name}: {', '.join(panel.network for panel in self.panels)}; as trained and "
+            f"{len(CUTS)} cuts, raw and fine tuned, seeds {', '.join(map(str, options.seeds))}; "
+            f"{attacks} attacks on each with {ATTACKED:,} test images"
+        )
+
+    def run(self, work: Work, options: Options) -> Report:
+        """Return the accuracies by attack and network, after running what is not finished yet."""
+        notes, measured = shrunk(options), []
+        for panel in self.panels:
+            (row,) = panel.rows
+            for seed in options.seeds:
+                try:
+                    subject = panel.subject(work, seed, quick=options.quick)
+                except NotFinishedError:
+                    notes.append(f"{panel.network}, seed {seed}: not run")
+                    continue
+                epochs = panel.taught(options)
+                told = f"fine tuned {max(epochs)} epochs" if epochs else "not fine tuned"
+                notes.append(
+                    f"{panel.network}, seed {seed}: {subject.origin}; row {row.name}, {told}"
+                )
+                measured += _Trial(work, subject, row, epochs).attacked()
+        return Report(
+            experiment=self.name,
+            title=self.title,
+            columns=_columns(),
+            lines=tuple(line for panel in self.panels for line in _lines(panel, measured)),
+            notes=tuple(notes),
+            measured=measured,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One network of one seed, cut in one row."""
+
+    work: Work
+    subject: Subject
+    row: Row
+    epochs: tuple[int, ...]
+
+    def attacked(self) -> list[dict[str, Any]]:
+        """Return the accuracy of every network under every attack, as far as it was run."""
+        found = []
+        for state, model in self._networks().items():
+            for attack, strength in _attacks(self.subject.network):
+                try:
+                    right = self._right(model, attack, strength)
+                except NotFinishedError:
+                    continue
+                told = {"network": self.subject.network, "seed": self.subject.seed}
+                told |= {"state": state, "attack": attack, "strength": strength}
+                found.append({**told, "accuracy": right})
+        return found
+
+    def _networks(self) -> dict[str, nn.Module]:
+        networks = {"as trained": self.subject.model}
+        lessons = Lessons(self.work, self.subject)
+        for cut, options in CUTS.items():
+            name = f"{self.subject.network} seed {self.subject.seed} {self.row.name} {cut}"
+            try:
+                told = options(self.subject, self.row)
+                place = cut_row(self.work, self.subject, self.row, name, told)[1]
+                small = files.load(self.subject.model, place)
+                networks[cut] = small.eval()
+                if self.epochs:
+                    recipe = self.subject.fine_tuning(max(self.epochs), self.subject.seed)
+                    tuned = lessons.taught(f"{name} fine tuning", small, recipe)
+                    networks[f"{cut}, fine tuned"] = tuned
+            except NotFinishedError:
+                continue
+        return networks
+
+    def _right(self, model: nn.Module, attack: str, strength: float) -> float:
+        data, seed = self.subject.test[:ATTACKED], self.subject.seed
+        settings = {
+            "weights": fingerprint(values_of(model).values()),
+            "attack": [attack, strength, STEPS, seed],
+            "images": fingerprint([data.images, data.labels]),
+        }
+        name = f"{self.subject.network} seed {seed} {attack} {strength:.4f}"
+        found = self.work.point(
+            name,
+            settings,
+            lambda: {
+                "accuracy": right_under(model, self.subject.how, data, attack, strength, seed)
+            },
+        )
+        return found["accuracy"]
+
+
+def _attacks(network: str) -> list[tuple[str, float]]:
+    some = [(attack, strength) for attack in ATTACKS for strength in STRENGTHS[network]]
+    return [("nothing", 0.0), *some]
+
+
+def _columns() -> tuple[str, ...]:
+    return ("as trained", *(c for cut in CUTS for c in (cut, f"{cut}, fine tuned")))
+
+
+def _lines(panel: Panel, measured: list[dict[str, Any]]) -> list[Line]:
+    def right(attack: str, strength: float) -> Mapping[str, list[float]]:
+        asked = (panel.network, attack, strength)
+        return {
+            column: [
+                one["accuracy"]
+                for one in measured
+                if (one["network"], one["attack"], one["strength"], one["state"])
+                == (*asked, column)
+            ]
+            for column in _columns()
+        }
+
+    return [
+        Line(
+            row=panel.network,
+            quantity=f"{attack}, {strength:.4f}" if strength else "no attack",
+            ours=right(attack, strength),
+        )
+        for attack, strength in _attacks(panel.network)
+    ]
+
+
+ROBUSTNESS = Robustness(
+    panels=(
+        lenet("E1+fc-v2", epochs=10),
+        halved_resnet("ResNet-20", subjects.resnet20),
+    )
+)

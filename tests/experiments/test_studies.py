@@ -1,0 +1,214 @@
+"""What the paper leaves open: criteria of others, numbers of images, attacks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from entrim import files
+from entrim.commands.main import main
+from entrim.experiments import robustness
+from entrim.experiments.criteria import CRITERIA, NoCriterionError
+from entrim.experiments.normalisation import Normalisation
+from entrim.experiments.panels import Panel, lenet
+from entrim.experiments.report import NOT_RUN
+from entrim.experiments.reproduce import Options
+from entrim.experiments.robustness import ROBUSTNESS, FromPixels, right_under
+from entrim.experiments.rows import halved
+from entrim.experiments.studies import STUDIES, Study
+from entrim.experiments.work import NotFinishedError, Work
+from entrim.network import trace
+from entrim.records import Step
+from tests.experiments.toys import pictures, toy
+
+
+def on_toys(*rows: str, epochs: int = 0) -> Panel:
+    return replace(lenet(*rows, epochs=epochs), subject=toy)
+
+
+def study(name: str, variants: list[str], panel: Panel) -> Study:
+    whole = STUDIES[name]
+    some = tuple(variant for variant in whole.variants if variant.name in variants)
+    assert len(some) == len(variants)
+    return replace(whole, panels=(panel,), variants=some)
+
+
+def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) -> None:
+    greedy = study("comparison", ["greedy, rebuilt"], on_toys("E1", "E2"))
+    work = Work(tmp_path)
+    report = greedy.run(work, Options())
+    ours, *others = report.lines
+    assert (ours.row, list(ours.ours)) == ("greedy, rebuilt", ["E1", "E2"])
+    assert [one["cut"]["widths"]["conv1"] for one in report.measured] == [8, 4]
+    assert [one["baseline"] - one["cut"]["accuracy"] for one in report.measured] == [
+        value for values in ours.ours.values() for value in values
+    ]
+    assert {line.paper.printed for line in others} >= {"93.94%", "57.89%", "94.61%"}
+    assert all(cell in (NOT_RUN, "") for line in others for cell in line.cells()[3:])
+    assert greedy.run(replace(work, only_finished=True), Options()).lines == report.lines
+
+
+def test_a_criterion_that_a_network_lacks_says_so_in_its_cell(tmp_path: Path) -> None:
+    scale = study("comparison", ["BatchNorm scale, old weights"], on_toys("E2", epochs=1))
+    raw, tuned, *_ = scale.run(Work(tmp_path), Options()).lines
+    assert raw.cells()[3:] == tuned.cells()[3:] == ["no BatchNorm", ""]
+
+
+def test_old_weights_stay_and_are_fine_tuned_alike(tmp_path: Path) -> None:
+    names = ["L1 norm, old weights", "L1 norm, rebuilt"]
+    report = study("comparison", names, on_toys("E2", epochs=1)).run(Work(tmp_path), Options())
+    old, rebuilt = report.measured
+    assert set(old["tuned"]) == {1}
+    assert "tuned" not in rebuilt
+    subject = toy(Work(tmp_path))
+    kept = subject.model.get_parameter("conv1.weight").abs().flatten(1).sum(1).topk(4).indices
+    (place,) = (p for p in tmp_path.iterdir() if p.is_dir() and "old-weights" in p.name)
+    assert torch.equal(
+        files.load(subject.model, place).get_parameter("conv1.weight"),
+        subject.model.get_parameter("conv1.weight")[kept.sort().values],
+    )
+    assert [line.quantity for line in report.lines[:3]] == [
+        "drop, raw", "drop, fine tuned 1 epoch", "drop, raw",
+    ]  # fmt: skip
+
+
+def test_more_images_than_there_are_are_not_run(tmp_path: Path) -> None:
+    (line,) = study("images", ["10,000 images"], on_toys("E1")).run(Work(tmp_path), Options()).lines
+    assert line.cells()[3:] == [NOT_RUN, ""]
+
+
+def test_another_number_of_images_is_another_cut(tmp_path: Path) -> None:
+    few = study("images", ["25 images", "50 images"], on_toys("E1"))
+    first, second = few.run(Work(tmp_path), Options()).measured
+    assert first["cut"]["seconds"] != second["cut"]["seconds"]
+    assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
+
+
+@pytest.mark.parametrize("name", list(CRITERIA))
+def test_a_criterion_ranks_every_channel(name: str, tmp_path: Path) -> None:
+    subject = toy(Work(tmp_path))
+    if name == "BatchNorm scale":
+        with pytest.raises(NoCriterionError, match="no BatchNorm"):
+            CRITERIA[name](subject, ["conv1"])
+        return
+    before = [p.clone() for p in subject.model.parameters()]
+    scores = CRITERIA[name](subject, ["conv1", "fc1"])
+    assert {layer: tuple(found.shape) for layer, found in scores.items()} == {
+        "conv1": (16,), "fc1": (120,),
+    }  # fmt: skip
+    assert all(bool((found >= 0).all()) and len(found.unique()) > 8 for found in scores.values())
+    for was, parameter in zip(before, subject.model.parameters(), strict=True):
+        assert torch.equal(was, parameter)
+        assert parameter.grad is None
+
+
+def test_the_batchnorm_scale_is_that_of_the_next_batchnorm(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 676, 10)
+    )
+    scale = net.get_parameter("1.weight")
+    nn.init.uniform_(scale, -1, 1)
+    subject = replace(toy(Work(tmp_path)), model=net.eval())
+    found = CRITERIA["BatchNorm scale"](subject, ["0"])["0"]
+    assert torch.equal(found.argsort(), scale.abs().argsort())
+
+
+def test_the_halved_row_names_groups_of_one_maker_and_one_reader() -> None:
+    from entrim.experiments import ZOO
+
+    row = halved("ResNet-20")
+    graph = trace(ZOO["ResNet-20"].model(), ZOO["ResNet-20"].images(2))
+    channels = {group.name: group.channels for group in graph.groups}
+    assert row.widths == {name: channels[name] // 2 for name in row.eps}
+    assert len(row.eps) == 9
+
+
+class Brightness(nn.Module):
+    """Says 1 where the mean pixel is above a half, else 0; its gradient is known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.flatten(1).mean(1) - 0.5
+        return torch.stack([-bright, bright, *[torch.full_like(bright, -9.0)] * 8], 1)
+
+
+@pytest.mark.parametrize("attack", robustness.ATTACKS)
+def test_an_attack_moves_every_pixel_by_its_strength_and_no_further(attack: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    level = torch.rand(40, generator=g)
+    images = (255 * level).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 6, 6).contiguous()
+    data = replace(pictures(40, 0), images=images, labels=(level > 0.5).long())
+    plain = Normalisation((0.0,), (1.0,))
+    for strength in (0.0, 0.1, 0.3):
+        far = (images[:, 0, 0, 0] / 255 - 0.5).abs() > strength
+        wanted = 100 * float(far.float().mean())
+        found = right_under(Brightness().eval(), plain, data, attack, strength, seed=0)
+        assert found == pytest.approx(wanted, abs=2.6)
+
+
+def test_pixels_are_normalised_as_the_network_wants_them() -> None:
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8, generator=g)
+    for how in (
+        Normalisation((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
+        Normalisation((100.0, 110.0, 120.0), (1.0, 1.0, 1.0), scale=1.0, bgr=True),
+    ):
+        found = FromPixels(nn.Identity(), how)(images / 255)
+        torch.testing.assert_close(found, how(images), rtol=1e-5, atol=1e-4)
+
+
+def test_attacks_leave_numpys_random_numbers_and_the_network_alone() -> None:
+    subject = toy(Work(Path("unused")))
+    data = pictures(10, 4)
+    before = {k: v.clone() for k, v in subject.model.state_dict().items()}
+    np.random.seed(3)  # noqa: NPY002
+    wanted = np.random.random()  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    first = right_under(subject.model, subject.how, data, "PGD", 0.1, seed=0)
+    assert np.random.random() == wanted  # noqa: NPY002
+    assert right_under(subject.model, subject.how, data, "PGD", 0.1, seed=0) == first
+    for name, tensor in subject.model.state_dict().items():
+        assert torch.equal(before[name], tensor)
+
+
+def test_robustness_is_a_table_by_attack_and_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(robustness, "ATTACKED", 20)
+    monkeypatch.setitem(robustness.STRENGTHS, "LeNet", (0.1,))
+    toys = replace(ROBUSTNESS, panels=(on_toys("E2", epochs=1),))
+    assert "1 cut" not in toys.plan(Options())
+    empty = toys.run(Work(tmp_path, only_finished=True), Options())
+    assert {cell for line in empty.lines for cell in line.cells()[3:]} == {NOT_RUN, ""}
+    report = toys.run(Work(tmp_path), Options())
+    assert [line.quantity for line in report.lines] == ["no attack", "FGSM, 0.1000", "PGD, 0.1000"]
+    assert len(report.measured) == 15
+    for line in report.lines:
+        assert all(len(values) == 1 for values in line.ours.values())
+    steps: list[Step] = []
+    again = toys.run(Work(tmp_path, steps.append, only_finished=True), Options())
+    assert (steps, again.lines) == ([], report.lines)
+    monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", toys)
+    assert main(["reproduce", "robustness", "--finished", "--work", str(tmp_path)]) == 0
+    assert "FGSM, 0.1000" in capsys.readouterr().out
+
+
+def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> None:
+    subject = toy(Work(tmp_path))
+    recipe = subject.fine_tuning(2, 0)
+
+    def stop(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    for work in (Work(tmp_path, stop), Work(tmp_path, only_finished=True)):
+        with pytest.raises((KeyboardInterrupt, NotFinishedError)):
+            work.trained("lesson", subject.model, subject.task(), recipe)
+    done = Work(tmp_path).trained("lesson", subject.model, subject.task(), recipe)
+    again = Work(tmp_path, stop, only_finished=True).trained(
+        "lesson", subject.model, subject.task(), recipe
+    )
+    for one, other in zip(done.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)

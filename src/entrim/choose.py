@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -13,6 +14,7 @@ from entrim.solver import JointSolution, Selector, Solution, live_channels, sele
 
 SELECTORS = ("entropic", "greedy", "lasso", "magnitude", "random", "exhaustive")
 COUPLINGS = ("joint", "max")
+_ALTERNATIONS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Ask:
     """The user's own importance of every channel, instead of a selector."""
     coupling: str = "joint"
     round_to: int = 1
+    alternation: float | None = None
+    """The paper's own method, stopped where a step lowers the loss by less than this."""
     raw: bool = False
     """Whether the weights of the solve itself are wanted, not those of a refit."""
 
@@ -89,11 +93,17 @@ def choose(
 def _by_eps(ask: Ask, moments: Sequence[Moments]) -> Chosen:
     alive = _alive(moments)
     if ask.coupling == "max" and len(alive) > 1:
-        return _by_maximum(
-            [solve(m, eps_w=ask.eps_w, eps_l2=ask.eps_l2) for m in alive], ask.channels
-        )
-    found = solve(list(moments), eps_w=ask.eps_w, eps_l2=ask.eps_l2)
+        return _by_maximum([solve(m, **_how(ask)) for m in alive], ask.channels)
+    found = solve(list(moments), **_how(ask))
     return Chosen.by(found, str(found.status))
+
+
+def _how(ask: Ask) -> dict[str, Any]:
+    """Return what `solve` is told."""
+    eps: dict[str, Any] = {"eps_w": ask.eps_w, "eps_l2": ask.eps_l2}
+    if ask.alternation is None:
+        return eps
+    return {**eps, "method": "reference", "fall": ask.alternation, "max_solves": _ALTERNATIONS}
 
 
 def _by_width(

@@ -39,6 +39,7 @@ class Settings:
     budget: Budget | None = None
     selector: str | None = None
     scores: Mapping[str, Sequence[float]] | None = None
+    alternation: int | float | None = None
     round_to: int = 1
     ridge: float = RIDGE
     positions: int | None = None
@@ -69,6 +70,13 @@ class Settings:
                 "scores choose at given widths, instead of a selector: pass widths= or budget=, "
                 "and no selector="
             )
+        if self.alternation is not None:
+            SolveSettings(fall=self.alternation)
+            if self.allocates or (self.widths and not self._by_eps):
+                raise BadSettingError(
+                    "alternation= is a way to choose by eps: pass eps_w= and eps_l2=, or leave it "
+                    "out"
+                )
         for name in ("eps", "widths", "scores"):
             if not isinstance(getattr(self, name) or {}, Mapping):
                 raise BadSettingError(
@@ -97,6 +105,11 @@ class Settings:
         """The options that decide on widths, as far as they are given."""
         names = ("eps_w", "eps_l2", "eps", "widths")
         return [name for name in names if getattr(self, name) not in (None, {})]
+
+    @property
+    def _by_eps(self) -> bool:
+        """Whether groups that no pattern names are cut by eps."""
+        return self.widths is None or self.eps_w is not None or self.eps_l2 is not None
 
     @property
     def allocates(self) -> bool:
@@ -167,9 +180,8 @@ class Settings:
 
     def _ask(self, group: Group) -> Ask | None:
         width = _first(self.widths or {}, group)
-        by_eps = self.widths is None or self.eps_w is not None or self.eps_l2 is not None
         pair = _first(self.eps, group)
-        if width is None and pair is None and not by_eps:
+        if width is None and pair is None and not self._by_eps:
             return None
         eps_w, eps_l2 = pair or self.global_eps
         return Ask(
@@ -179,6 +191,7 @@ class Settings:
             eps_l2=eps_l2,
             selector=self.selector or ("greedy" if self.allocates else "entropic"),  # pyright: ignore[reportArgumentType]
             scores=_scores(_first(self.scores or {}, group), group),
+            alternation=self.alternation,
             coupling=self.coupling,
             round_to=self.round_to,
             raw=not self.refits,

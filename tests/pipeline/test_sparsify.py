@@ -42,11 +42,15 @@ def gap(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).detach().square().mean())
 
 
-def test_the_paper_preset_puts_in_what_solve_finds() -> None:
+@pytest.mark.parametrize("fall", [None, 1e-3])
+def test_the_paper_preset_puts_in_what_solve_finds(fall: float | None) -> None:
     model, x = chain(), images(120, 3, 8, 8)
-    found = entrim.solve(entrim.Moments.of(*rows_of(model, x), block=9), -3e-3, 3e-3)
+    moments = entrim.Moments.of(*rows_of(model, x), block=9)
+    how = {} if fall is None else {"method": "reference", "fall": fall}
+    found = entrim.solve(moments, -3e-3, 3e-3, **how)
     assert 1 < len(found.kept) < 12
-    r = entrim.sparsify(model, x, -3e-3, 3e-3, preset="paper", layers="0")
+    assert (found.status.outcome is entrim.Outcome.SLOW) == (fall is not None)
+    r = entrim.sparsify(model, x, -3e-3, 3e-3, preset="paper", layers="0", alternation=fall)
     assert list(r.plan.kept["0"]) == found.kept.tolist()
     small = r.model.get_submodule("3")
     assert isinstance(small, nn.Conv2d)

@@ -23,6 +23,7 @@ methods = pytest.mark.parametrize("method", ["fast", "reference"])
         ({"method": "quick"}, "choose one of fast, reference"),
         ({"tol": 0.0}, "tol is"),
         ({"max_solves": 0}, "max_solves is 0"),
+        ({"fall": -1.0}, "fall is -1.0: it must be 0 or positive"),
         ({"start": torch.ones(5)}, "for each of the 6 channels"),
         ({"start": torch.zeros(6)}, "not all zero"),
         ({"start": -torch.ones(6)}, "non-negative"),

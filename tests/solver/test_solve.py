@@ -206,6 +206,20 @@ def test_a_smaller_tol_is_reached_too(tol):
     assert solve(layer_moments(6, channels=10), -1e-2, 1e-2, tol=tol).certificate <= tol
 
 
+@methods
+def test_a_fall_ends_the_descent_with_the_first_step_that_lowers_f_by_less(method):
+    m = layer_moments(9, channels=12, rows=300)
+    whole = solve(m, -0.1, 0.1, method=method)
+    falls = [before - after for before, after in pairwise(whole.trace)]
+    fall = sorted(falls)[len(falls) // 2]
+    early = solve(m, -0.1, 0.1, method=method, fall=fall)
+    last = next(n for n, value in enumerate(falls) if value < fall)
+    assert last + 1 < len(falls)
+    assert early.trace == whole.trace[: last + 2]
+    assert early.status.outcome is Outcome.SLOW
+    assert set(whole.kept.tolist()) <= set(early.kept.tolist())
+
+
 def test_refit_is_never_worse_than_the_shrunk_weights():
     m = layer_moments(7, channels=10)
     s = solve(m, -0.1, 0.1)

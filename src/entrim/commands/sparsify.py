@@ -31,7 +31,7 @@ examples:
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --skip features.0 --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
 _SWITCHES = ("preset", "mode", "selector", "coupling", "batchnorm", "round_to", "ridge")
-_SWITCHES += ("eps_w", "eps_l2", "positions", "resamples", "memory_limit")
+_SWITCHES += ("eps_w", "eps_l2", "alternation", "positions", "resamples", "memory_limit")
 
 
 def add(subparsers: Any) -> ArgumentParser:
@@ -85,6 +85,9 @@ def _add_options(parser: ArgumentParser) -> None:
     group.add_argument("--no-refit", action="store_true", help="keep the weights of the choice")
     group.add_argument("--no-correct", action="store_true", help="let skip paths drift")
     group.add_argument("--selector", choices=SELECTORS)
+    group.add_argument(
+        "--alternation", type=float, metavar="3e-3", help="the paper's own solver, and its stop"
+    )
     group.add_argument("--coupling", choices=COUPLINGS)
     group.add_argument("--batchnorm", choices=("keep", "reestimate"))
     group.add_argument("--round-to", type=int, metavar="8", help="widths are multiples of this")

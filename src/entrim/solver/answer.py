@@ -36,6 +36,7 @@ class Settings:
     method: Method = "fast"
     tol: float = 1e-3
     max_solves: int = 200
+    fall: float = 0.0
 
     def __post_init__(self) -> None:
         if not -math.inf < self.eps_w < 0:
@@ -55,6 +56,8 @@ class Settings:
             raise BadSettingError(f"tol is {self.tol}: it must be positive; try 1e-3")
         if self.max_solves < 1:
             raise BadSettingError(f"max_solves is {self.max_solves}: at least 1 is needed")
+        if not 0 <= self.fall < math.inf:
+            raise BadSettingError(f"fall is {self.fall}: it must be 0 or positive; try 1e-3")
 
 
 @overload
@@ -66,6 +69,7 @@ def solve(
     tol: float = ...,
     max_solves: int = ...,
     start: Start | None = ...,
+    fall: float = ...,
 ) -> Solution: ...
 @overload
 def solve(
@@ -76,6 +80,7 @@ def solve(
     tol: float = ...,
     max_solves: int = ...,
     start: Start | None = ...,
+    fall: float = ...,
 ) -> JointSolution: ...
 def solve(
     moments: Moments | Sequence[Moments],
@@ -85,13 +90,16 @@ def solve(
     tol: float = 1e-3,
     max_solves: int = 200,
     start: Start | None = None,
+    fall: float = 0.0,
 ) -> Solution | JointSolution:
     """Return the channels that matter and the weights on them: a local minimum of F.
 
     Several moments are consumers of one channel group; they share one w and get one Solution each.
     Both methods minimise the same F, stop when the certificate is at most `tol`, and start from w
     uniform over the live, distinct channels, or from `start` (an earlier answer, or a w), whose
-    zeros stay zero. The problem is not convex: another start may end in another minimum.
+    zeros stay zero. The problem is not convex: another start may end in another minimum. With
+    `fall` they also stop where a step lowers F by less than that, as the paper does: earlier, with
+    more channels.
 
     >>> import torch, entrim
     >>> g = torch.Generator().manual_seed(0)
@@ -100,7 +108,9 @@ def solve(
     >>> entrim.solve(entrim.Moments.of(x, y)).kept.tolist()
     [1, 5]
     """
-    settings = Settings(eps_w=eps_w, eps_l2=eps_l2, method=method, tol=tol, max_solves=max_solves)
+    settings = Settings(
+        eps_w=eps_w, eps_l2=eps_l2, method=method, tol=tol, max_solves=max_solves, fall=fall
+    )
     return settle(moments, settings, None if start is None else start_weights(start))
 
 
@@ -128,6 +138,7 @@ def settle(
         tol=settings.tol,
         max_solves=settings.max_solves,
         pinned=pinned,
+        fall=settings.fall,
     )
     descend = METHODS[settings.method]
     descend(descent)

@@ -26,6 +26,8 @@ class Descent:
     tol: float
     max_solves: int
     pinned: bool = False
+    fall: float = 0.0
+    """Where a step lowers F by less than this, it is the last."""
     trace: list[float] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
     stalled: bool = False
@@ -40,10 +42,11 @@ class Descent:
         tol: float,
         max_solves: int,
         pinned: bool = False,
+        fall: float = 0.0,
     ) -> "Descent":
         """Solve the first ridge at `w`."""
         point = objective.at(w)
-        return cls(point, tol, max_solves, pinned, [point.loss], [len(w)])
+        return cls(point, tol, max_solves, pinned, fall, [point.loss], [len(w)])
 
     @property
     def floor(self) -> float:
@@ -61,6 +64,11 @@ class Descent:
         return len(self.widths) >= self.max_solves
 
     @property
+    def slow(self) -> bool:
+        """Whether the last step lowered F by less than it should."""
+        return len(self.trace) > 1 and self.trace[-2] - self.trace[-1] < self.fall
+
+    @property
     def cost(self) -> int:
         """What the ridge solves have cost so far, the cube of the channels in each."""
         return sum(width**3 for width in self.widths)
@@ -68,13 +76,15 @@ class Descent:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.stalled or self.exhausted or self.certificate <= self.tol
+        return self.stalled or self.exhausted or self.slow or self.certificate <= self.tol
 
     @property
     def outcome(self) -> Outcome:
         """How it ended."""
         if self.certificate <= self.tol:
             return Outcome.CONVERGED
+        if self.slow:
+            return Outcome.SLOW
         return Outcome.STALLED if self.stalled else Outcome.OUT_OF_SOLVES
 
     def try_step(self, w: Float[Tensor, " D"]) -> bool:

@@ -12,6 +12,7 @@ class Outcome(Enum):
 
     CONVERGED = "converged: the optimality residual is at most tol"
     OUT_OF_SOLVES = "stopped at max_solves above tol: raise max_solves, or tol"
+    SLOW = "stopped as asked: a step lowered F by less than fall"
     STALLED = "stopped above tol: F no longer falls in double precision"
 
 

@@ -7,7 +7,7 @@ networks only those. Needs ENTRIM_ASSETS.
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -227,6 +227,37 @@ def verdicts(points: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n\n".join(lines)
 
 
+def overview(points: Mapping[str, Mapping[str, Any]], known: Sequence[str]) -> str:
+    """Return all networks beside one another, and what distilling and chance give."""
+
+    def cell(name: str, budget: str, way: str, key: str = "report") -> str:
+        found = points.get(f"{name} | {budget} | {way}")
+        if found is not None and "report" not in found:
+            return "cannot"
+        return f"{found[key]:.1f}" if found and key in found else "-"
+
+    ways = [way for way in WAYS if way != RANDOM]
+    rows = [
+        [budget, *(" / ".join(cell(name, budget, way) for way in ways) for name in known)]
+        for budget in BUDGETS
+    ]
+    learnt = [("allocation", "report"), ("allocation", "distilled"), (RANDOM, "report")]
+    more = [
+        [budget, *(", ".join(cell(n, budget, way, key) for way, key in learnt) for n in known)]
+        for budget in DISTILLED
+    ]
+    header = [f"{n} ({points[f'{n} | intact']['report']:.1f})" for n in known]
+    return "\n\n".join(
+        [
+            "## All networks",
+            f"`-` was not run, `cannot` is out of reach: {' / '.join(ways)}.",
+            table(("remains", *header), rows),
+            "Allocation, the same distilled, and random channels at its widths:",
+            table(("remains", *known), more),
+        ]
+    )
+
+
 def main() -> None:
     """Measure what is asked for, then write the tables of all that is known."""
     if not networks_at_hand():
@@ -248,7 +279,12 @@ def main() -> None:
     known = [name for name in NETWORKS if f"{name} | intact" in points]
     looks = {"allocation": "allocation", "+ distill": "allocation", **{w: w for w in OTHERS}}
     plot_allocation(points, known, looks, PICTURES / "allocation.png")
-    sections = [note, verdicts(points), *(section(points, name) for name in known)]
+    sections = [
+        note,
+        verdicts(points),
+        overview(points, known),
+        *(section(points, name) for name in known),
+    ]
     print(write("allocation", "python -m benchmarks.allocation", sections))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from entrim import atomic
-from entrim.errors import CheckpointError, SaveError
+from entrim.errors import CheckpointError, OtherRunError, SaveError
 
 _HEAD = b"entrim checkpoint 1\n"
 _SEAL = 64
@@ -75,7 +75,7 @@ def refuse_other(what: str, found: Mapping[str, str], wanted: Mapping[str, str])
     names = [*wanted, *(name for name in found if name not in wanted)]
     odd = [name for name in names if found.get(name) != wanted.get(name)]
     if odd:
-        raise CheckpointError(
+        raise OtherRunError(
             f"{what} belongs to another run ({', '.join(odd)} differ): go on as in that run, "
             "choose another place, or remove this one"
         )

@@ -128,6 +128,7 @@ class Journal:
         assert self.folder is not None
         file = self.folder / f"{_ASIDE}{name}"
         with _writing(self.folder):
+            self.folder.mkdir(exist_ok=True)
             atomic.write(file, content)
         return file
 

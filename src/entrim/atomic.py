@@ -2,7 +2,14 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 def write(file: Path, content: bytes) -> None:
@@ -33,3 +40,21 @@ def sync_folder(place: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
+    """Wait until no other process holds the file `lock`; a killed one does not keep others out.
+
+    Without `wait` a BlockingIOError says that one does. Where files cannot be locked (Windows, some
+    network file systems), there must be one process only.
+    """
+    with lock.open("ab") as stream:
+        if fcntl is not None:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass
+        yield

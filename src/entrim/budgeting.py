@@ -1,16 +1,17 @@
 """Widths from a budget: nested choices for every group, what each does to the outputs, one walk."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from entrim.allocate import Damage, Market, Stop
-from entrim.choose import Ask, Chosen, choose
-from entrim.deciding import Scene, collect
+from entrim.choose import Ask, Chosen
+from entrim.deciding import Scene, choose_one, fitting, gather
 from entrim.errors import RolledBackWarning
 from entrim.graph import Group
+from entrim.journal import Unit
 from entrim.network import cut, measure
-from entrim.network.capture import shares
 from entrim.network.cost import Costs
 from entrim.network.follow import Example
 from entrim.network.sensing import Sensor
@@ -84,21 +85,38 @@ def decide_within(
         trials = _Tried(run, scene, asks, ladders, grams, sensor, example)
         way, at, why = pick(market, run.settings.budget, trials, sensor.silence())
         chosen = trials.chosen(at, why)
-    run.tell("allocate", type(run.model).__name__, 1, 1, why)
+    _tell(run, market, at, why)
     settled = {name: replace(asks[name], width=at.widths[name]) for name in chosen}
     return Allocation(chosen, settled, at, way)
+
+
+def _tell(run: Run, market: Market, at: Stop, why: str) -> None:
+    total = len(market.damages) + 1
+    for done, (name, damage) in enumerate(market.damages.items(), 1):
+        kept = f"{at.widths[name]} of {market.whole[name]}"
+        harm = f"damage {damage.at(at.widths[name]):.2g}"
+        run.tell("allocate", name, done, total, f"{kept}, {harm}", settled=True)
+    run.tell("allocate", type(run.model).__name__, total, total, why)
 
 
 def climb(
     run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, example: Example
 ) -> dict[str, Ladder]:
-    """Return the ladders of all groups that can be cut, and leave the moments on `grams`."""
-    groups = collect(run, scene, asks, grams)
+    """Return the ladders of all groups that can be cut.
+
+    The moments of all groups whose order or damage is not known yet are left on `grams`.
+    """
+    groups = fitting(run, scene, asks)
+    known = [g for g in groups if all(run.journal.has(key(g.name)) for key in (_order, _damage))]
+    gather(run, scene, [group for group in groups if group not in known], grams)
     ladders = {}
     with run.stage("choose"):
         for done, group in enumerate(groups, 1):
-            ladders[group.name] = Ladder.of(group, _order(asks[group.name], scene, group, grams))
-            run.tell("choose", group.name, done, len(groups), "the order of its channels")
+            work = partial(_elimination, asks[group.name], scene, group, grams)
+            unit = run.journal.once(_order(group.name), work)
+            ladders[group.name] = Ladder.of(group, unit.facts["order"])
+            detail = unit.told("the order of its channels")
+            run.tell("choose", group.name, done, len(groups), detail)
         narrow = {name: ladder.kept(ladder.least) for name, ladder in ladders.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RolledBackWarning)
@@ -106,11 +124,11 @@ def climb(
     return {name: ladder for name, ladder in ladders.items() if name in possible}
 
 
-def _order(ask: Ask, scene: Scene, group: Group, grams: Shelf) -> list[int]:
+def _elimination(ask: Ask, scene: Scene, group: Group, grams: Shelf) -> Unit:
     """Return the channels of a group, those to give up first."""
     if ask.scores is not None:
-        return sorted(range(group.channels), key=ask.scores.__getitem__)
-    return order_of_loss(scene.moments(group, grams)).tolist()
+        return Unit({"order": sorted(range(group.channels), key=ask.scores.__getitem__)})
+    return Unit({"order": order_of_loss(scene.moments(group, grams)).tolist()})
 
 
 def sense(
@@ -129,11 +147,36 @@ def sense(
     damages: dict[str, Damage] = {}
     with run.stage("sense"):
         sensor = Sensor(some, scene.graph, concerned, grams, run.settings.ridge)
-        for name, found in sensor.look(trials, held={}):
-            moved = [one.divergence for one in found]
+        for name, unit in _sensed(run, scene, sensor, trials):
+            moved = unit.facts["divergence"]
             damages[name] = Damage.of(dict(zip(ladders[name].widths, moved, strict=True)))
-            run.tell("sense", name, len(damages), len(ladders), f"divergence up to {moved[0]:.2g}")
-    return sensor, replace(market, damages=damages)
+            detail = unit.told(f"divergence up to {moved[0]:.2g}")
+            run.tell("sense", name, len(damages), len(ladders), detail)
+    return sensor, replace(market, damages={name: damages[name] for name in ladders})
+
+
+def _sensed(
+    run: Run, scene: Scene, sensor: Sensor, trials: Mapping[str, Sequence[Sequence[int]]]
+) -> Iterator[tuple[str, Unit]]:
+    """Yield what each kept set of each group does to the outputs, first what is known."""
+    found = {name: run.journal.find(_damage(name)) for name in trials}
+    yield from ((name, unit) for name, unit in found.items() if unit is not None)
+    rest = {name: trials[name] for name, unit in found.items() if unit is None}
+    if not rest:
+        return
+    gather(run, scene, map(scene.graph.group, rest), sensor.grams)
+    for name, moved in sensor.look(rest, held={}):
+        unit = Unit({"divergence": [one.divergence for one in moved]})
+        run.journal.keep(_damage(name), unit)
+        yield name, unit
+
+
+def _order(name: str) -> str:
+    return f"order of {name}"
+
+
+def _damage(name: str) -> str:
+    return f"damage of {name}"
 
 
 def _unmeasured(run: Run, scene: Scene, ladders: Mapping[str, Ladder], example: Example) -> Market:
@@ -162,24 +205,50 @@ class _Tried(Trials):
 
     def chosen(self, stop: Stop, why: str) -> dict[str, Chosen]:
         """Return the choice in every group at the widths of `stop`."""
-        return {name: self._choice(name, stop.widths[name], why) for name in self.ladders}
+        anew = [
+            ladder.group
+            for name, ladder in self.ladders.items()
+            if self._chooses(name, stop) and not self.run.journal.has(self._key(name, stop))
+        ]
+        gather(self.run, self.scene, anew, self.grams)
+        return {name: self._choice(name, stop, why) for name in self.ladders}
 
     def seconds(self, stop: Stop) -> float:
+        return self._once("seconds", stop, self._seconds)
+
+    def error(self, stop: Stop) -> float:
+        return self._once("error", stop, self._error)
+
+    def _once(self, what: str, stop: Stop, tried: Callable[[Stop], float]) -> float:
+        name = f"{what} at {sorted(stop.widths.items())}"
+        return self.run.journal.once(name, lambda: Unit({what: tried(stop)})).facts[what]
+
+    def _seconds(self, stop: Stop) -> float:
         kept = {name: ladder.kept(stop.widths[name]) for name, ladder in self.ladders.items()}
         small = cut(self.run.model, Plan(kept), self.example, graph=self.scene.graph).model
         return measure(small, self.example, repeats=REPEATS).latency.median
 
-    def error(self, stop: Stop) -> float:
+    def _error(self, stop: Stop) -> float:
         tensors = rebuilt_tensors(self.run, self.scene, self.chosen(stop, ""), self.grams)
         return self.sensor.moved(tensors).error
 
-    def _choice(self, name: str, width: int, why: str) -> Chosen:
-        ladder, ask = self.ladders[name], self.asks[name]
-        how = f"{ask.by}, {why}"
-        if ask.scores is not None or ask.selector == "greedy" or width == ladder.group.channels:
+    def _chooses(self, name: str, stop: Stop) -> bool:
+        """Whether channels are chosen anew, not taken from the ladder."""
+        ask = self.asks[name]
+        whole = stop.widths[name] == self.ladders[name].group.channels
+        return ask.scores is None and ask.selector != "greedy" and not whole
+
+    def _key(self, name: str, stop: Stop) -> str:
+        return f"choice of {name} at {stop.widths[name]}"
+
+    def _choice(self, name: str, stop: Stop, why: str) -> Chosen:
+        ladder, width = self.ladders[name], stop.widths[name]
+        how = f"{self.asks[name].by}, {why}"
+        if not self._chooses(name, stop):
             return Chosen(kept=ladder.kept(width), how=how)
-        reading = self.scene.reading(ladder.group)
-        weights = [w for r in reading for w in shares(r, ladder.group, self.scene.task.tensors)]
-        moments = self.scene.moments(ladder.group, self.grams)
-        found = choose(replace(ask, width=width), moments, weights, self.run.generator)
-        return replace(found, how=how)
+        ask = replace(self.asks[name], width=width)
+        unit = self.run.journal.once(
+            self._key(name, stop),
+            lambda: choose_one(self.scene, ladder.group, ask, self.grams).unit,
+        )
+        return replace(Chosen.of(unit), how=how)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from entrim import atomic
-from entrim.errors import CheckpointError, SaveError
+from entrim.errors import CheckpointError, OtherRunError, SaveError
 
 _HEAD = b"entrim checkpoint 1\n"
 _SEAL = 64
@@ -56,7 +56,7 @@ def read_checkpoint(file: Path, identity: Mapping[str, str]) -> dict[str, Any] |
             f"the checkpoint {file} was cut short or changed: remove it to start again"
         )
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    _refuse_other(file, found["identity"], identity)
+    refuse_other(f"the checkpoint {file}", found["identity"], identity)
     return found["state"]
 
 
@@ -70,11 +70,12 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _refuse_other(file: Path, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+def refuse_other(what: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Refuse `what` another run has written: the identities name the difference."""
     names = [*wanted, *(name for name in found if name not in wanted)]
     odd = [name for name in names if found.get(name) != wanted.get(name)]
     if odd:
-        raise CheckpointError(
-            f"the checkpoint {file} belongs to another run ({', '.join(odd)} differ): go on as in "
-            "that run, choose another file, or remove this one"
+        raise OtherRunError(
+            f"{what} belongs to another run ({', '.join(odd)} differ): go on as in that run, "
+            "choose another place, or remove this one"
         )

@@ -9,12 +9,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from entrim.errors import DeadInputError
+from entrim.journal import Unit
 from entrim.moments import Moments
+from entrim.network.refitting import Part
 from entrim.solver import JointSolution, Selector, Solution, live_channels, select, solve, solve_for
 
 SELECTORS = ("entropic", "greedy", "lasso", "magnitude", "random", "exhaustive")
 COUPLINGS = ("joint", "max")
 _ALTERNATIONS = 4000
+_FACTS = ("kept", "how", "loss", "certificate", "trace", "ridge_solves")
+_PART = ("kept", "weight", "bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +60,12 @@ class Chosen:
     certificate: float | None = None
     trace: tuple[float, ...] = ()
     ridge_solves: int = 0
-    parts: tuple[Solution, ...] = ()
-    """The weights for each consumer, where the choice came with some."""
+    parts: tuple[Part, ...] = ()
+    """The weights for each consumer, where those of the solve itself are wanted."""
 
     @classmethod
-    def by(cls, found: JointSolution, how: str) -> "Chosen":
-        """Return the choice that a solve made."""
+    def by(cls, found: JointSolution, how: str, raw: bool) -> "Chosen":
+        """Return the choice that a solve made, with its weights if they are wanted `raw`."""
         return cls(
             kept=tuple(found.kept.tolist()),
             how=how,
@@ -70,7 +74,31 @@ class Chosen:
             certificate=found.certificate,
             trace=found.trace,
             ridge_solves=found.ridge_solves,
-            parts=found.parts,
+            parts=tuple(Part(p.kept, p.weight, p.bias) for p in found.parts if raw),
+        )
+
+    @property
+    def unit(self) -> Unit:
+        """The choice as a unit of work."""
+        tensors = {
+            f"{number} {key}": getattr(part, key)
+            for number, part in enumerate(self.parts)
+            for key in _PART
+        }
+        facts = {key: getattr(self, key) for key in _FACTS}
+        return Unit(facts, tensors if self.w is None else {**tensors, "w": self.w})
+
+    @classmethod
+    def of(cls, unit: Unit) -> "Chosen":
+        """Return the choice in a unit of work."""
+        numbers = range(sum(key.endswith(" kept") for key in unit.tensors))
+        facts = dict(unit.facts)
+        return cls(
+            kept=tuple(facts.pop("kept")),
+            trace=tuple(facts.pop("trace")),
+            **facts,
+            w=unit.tensors.get("w"),
+            parts=tuple(Part(*(unit.tensors[f"{n} {key}"] for key in _PART)) for n in numbers),
         )
 
 
@@ -95,7 +123,7 @@ def _by_eps(ask: Ask, moments: Sequence[Moments]) -> Chosen:
     if ask.coupling == "max" and len(alive) > 1:
         return _by_maximum([solve(m, **_how(ask)) for m in alive], ask.channels)
     found = solve(list(moments), **_how(ask))
-    return Chosen.by(found, str(found.status))
+    return Chosen.by(found, str(found.status), ask.raw)
 
 
 def _how(ask: Ask) -> dict[str, Any]:
@@ -126,7 +154,7 @@ def _by_width(
             return _by_maximum(parts, width)
         if ask.raw:
             found = solve_for(list(moments), channels=width)
-            return Chosen.by(found, "the largest w, held at this width")
+            return Chosen.by(found, "the largest w, held at this width", ask.raw)
     kept = select(
         list(moments),
         channels=width,
@@ -158,7 +186,7 @@ def _filled(ask: Ask, found: Chosen, moments: Sequence[Moments], width: int) -> 
     """Return the choice with more channels, up to a round number: the next by w, then by index."""
     more: Int[Tensor, " k"] = torch.tensor([], dtype=torch.int64)
     live = live_channels(moments)
-    if found.parts and ask.raw and live > len(found.kept):
+    if found.parts and live > len(found.kept):
         found = _by_width(replace(ask, width=width), moments, [], None)
     elif ask.selector == "entropic" and live > len(found.kept):
         more = solve_for(list(moments), channels=min(width, live)).kept

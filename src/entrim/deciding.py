@@ -1,12 +1,14 @@
 """Which channels of every group stay: one pass of the images, then group by group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from entrim.choose import Ask, Chosen, choose
 from entrim.errors import CalibrationWarning, NothingCutWarning
 from entrim.graph import ChannelGraph, Group
 from entrim.images import Calibration
+from entrim.journal import Journal, Unit
 from entrim.moments import Moments
 from entrim.network.capture import (
     Pass,
@@ -34,8 +36,10 @@ class Scene:
     readers: Mapping[str, Reader]
 
     @classmethod
-    def of(cls, run: Run, graph: ChannelGraph, images: Calibration) -> "Scene":
-        """Return the scene of one network on some images."""
+    def of(
+        cls, run: Run, graph: ChannelGraph, images: Calibration, seed: int | None = None
+    ) -> "Scene":
+        """Return the scene of one network on some images; the seed is that of the run."""
         batches = images.batches()
         tensors = {
             name: tensor.detach()
@@ -47,7 +51,7 @@ class Scene:
             tensors=tensors,
             memory_limit=run.settings.memory_limit,
             positions=run.settings.positions,
-            generator=run.generator,
+            seed=run.seed if seed is None else seed,
         )
         return cls(graph, task, readers(task.programs[0], graph))
 
@@ -81,32 +85,53 @@ def collect(
     run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
 ) -> list[Group]:
     """Put the moments of all groups that are asked for on `grams`; return those that fit."""
+    groups = fitting(run, scene, asks, quiet=quiet)
+    gather(run, scene, groups, grams, quiet=quiet)
+    return groups
+
+
+def fitting(run: Run, scene: Scene, asks: Mapping[str, Ask], *, quiet: bool = False) -> list[Group]:
+    """Return the groups that are asked for, but for those whose moments are too large."""
     asked = [scene.graph.group(name) for name in asks if name not in scene.out_of_sight]
     concerned = [r for r in scene.readers.values() if any(g.name in r.site.feeds for g in asked)]
-    small = [reader for reader in concerned if size_of(reader) <= run.settings.memory_limit]
-    large = {name for r in concerned if r not in small for name in r.site.feeds}
+    limit = run.settings.memory_limit
+    large = {name for r in concerned if size_of(r) > limit for name in r.site.feeds}
     if large and not quiet:
         run.warn(
             f"left whole, because the second moments of what reads them exceed memory_limit="
-            f"{run.settings.memory_limit:,} bytes: {', '.join(sorted(large))}; raise memory_limit, "
-            "or pool before flattening",
+            f"{limit:,} bytes: {', '.join(sorted(large))}; raise memory_limit, or pool before "
+            "flattening",
             CalibrationWarning,
         )
+    return [group for group in asked if group.name not in large and scene.reading(group)]
+
+
+def gather(
+    run: Run, scene: Scene, groups: Iterable[Group], grams: Shelf, *, quiet: bool = False
+) -> None:
+    """Put the moments of all that reads these groups on `grams`, as far as they lack there."""
+    names = {group.name for group in groups}
+    missing = [
+        reader
+        for reader in scene.readers.values()
+        if names & reader.site.feeds.keys() and reader.site.layer not in grams.values
+    ]
 
     def on_batch(done: int, total: int) -> None:
         if not quiet:
             run.tell("collect", f"batch {done}", done, total)
 
     with run.stage("collect"):
-        capture(scene.task, small, grams, on_batch)
-    return [group for group in asked if group.name not in large and scene.reading(group)]
+        capture(scene.task, missing, grams, on_batch)
 
 
 def decide(
     run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf, *, quiet: bool = False
 ) -> dict[str, Chosen]:
-    """Return the choice in every group that is asked for, and leave the moments on `grams`."""
-    groups = collect(run, scene, asks, grams, quiet=quiet)
+    """Return the choice in every group that is asked for."""
+    groups = fitting(run, scene, asks, quiet=quiet)
+    open_ = [g for g in groups if quiet or not run.journal.has(_choice(g.name))]
+    gather(run, scene, open_, grams, quiet=quiet)
     return choose_in(groups, run, scene, asks, grams, quiet=quiet)
 
 
@@ -119,18 +144,29 @@ def choose_in(
     *,
     quiet: bool = False,
 ) -> dict[str, Chosen]:
-    """Return the choice in every one of `groups`, whose moments lie on `grams`."""
+    """Return the choice in every one of `groups`; moments of those not chosen yet lie on `grams`.
+
+    A `quiet` choice is one of many: it is neither told nor kept in the journal.
+    """
     chosen = {}
+    journal = Journal() if quiet else run.journal
     with run.stage("choose"):
         for done, group in enumerate(groups, 1):
-            reading = scene.reading(group)
-            weights = [part for r in reading for part in shares(r, group, scene.task.tensors)]
-            found = choose(asks[group.name], scene.moments(group, grams), weights, run.generator)
-            chosen[group.name] = found
+            work = partial(choose_one, scene, group, asks[group.name], grams)
+            unit = journal.once(_choice(group.name), lambda work=work: work().unit)
+            found = chosen[group.name] = Chosen.of(unit)
             if not quiet:
-                kept = f"{len(found.kept)} of {group.channels}"
-                run.tell("choose", group.name, done, len(groups), kept)
+                kept = unit.told(f"{len(found.kept)} of {group.channels}")
+                run.tell("choose", group.name, done, len(groups), kept, settled=True)
     return chosen
+
+
+def choose_one(scene: Scene, group: Group, ask: Ask, grams: Shelf) -> Chosen:
+    """Return the choice in one group, whose moments lie on `grams`."""
+    reading = scene.reading(group)
+    weights = [part for r in reading for part in shares(r, group, scene.task.tensors)]
+    drawing = scene.task.drawing(f"choice of {group.name}")
+    return choose(ask, scene.moments(group, grams), weights, drawing)
 
 
 def stability(
@@ -138,14 +174,26 @@ def stability(
 ) -> dict[str, float]:
     """Return the mean overlap of every kept set with those of resampled images."""
     overlaps: dict[str, list[float]] = {name: [] for name in chosen}
-    for _ in range(run.settings.resamples):
-        again = Scene.of(run, scene.graph, run.images.resampled(run.generator))
-        with Shelf(run.settings.memory_limit) as grams:
-            found = decide(run, again, asks, grams, quiet=True)
-        for name, other in found.items():
-            mine, its = set(chosen[name].kept), set(other.kept)
+    for number in range(run.settings.resamples):
+        work = partial(_chosen_again, run, scene, asks, number)
+        for name, kept in run.journal.once(f"resample {number}", work).facts.items():
+            mine, its = set(chosen[name].kept), set(kept)
             overlaps[name].append(len(mine & its) / len(mine | its))
     return {name: sum(values) / len(values) for name, values in overlaps.items() if values}
+
+
+def _chosen_again(run: Run, scene: Scene, asks: Mapping[str, Ask], number: int) -> Unit:
+    """Return the kept channels of every group on images drawn with replacement."""
+    drawing = scene.task.drawing(f"resample {number}")
+    images = run.images.resampled(drawing)
+    again = Scene.of(run, scene.graph, images, drawing.initial_seed())
+    with Shelf(run.settings.memory_limit) as grams:
+        found = decide(run, again, asks, grams, quiet=True)
+    return Unit({name: choice.kept for name, choice in found.items()})
+
+
+def _choice(name: str) -> str:
+    return f"choice of {name}"
 
 
 def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> None:
@@ -168,6 +216,7 @@ def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> N
             why = "the whole network keeps the budget" if run.settings.budget else why
         run.warn(f"nothing was cut: {why}", NothingCutWarning)
         return
+    gather(run, scene, map(scene.graph.group, by_eps), grams)
     for power in range(1, _TRIES + 1):
         for name, ask in by_eps.items():
             group, factor = scene.graph.group(name), _FACTOR**power

@@ -60,6 +60,10 @@ class CheckpointError(EntrimError, ValueError):
     """A checkpoint is damaged, or belongs to another run."""
 
 
+class OtherRunError(CheckpointError):
+    """What was kept of an unfinished run belongs to another one."""
+
+
 class DataError(EntrimError, OSError):
     """A dataset or a pre-trained network cannot be had."""
 

@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -23,13 +23,9 @@ from torch import nn
 
 from entrim import atomic
 from entrim.errors import LoadError, PlanError, SaveError
+from entrim.journal import UNFINISHED
 from entrim.network.form import Form, Origin, kind_of, named, tensors_of
 from entrim.plan import Plan
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 FORMAT = 1
 _MANIFEST = "entrim.json"
@@ -72,7 +68,7 @@ def save(
         if not place.is_dir():
             place.mkdir(parents=True, exist_ok=True)
             atomic.sync_folder(place.parent)
-        with _alone(place):
+        with atomic.alone(place / _LOCK):
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
             atomic.write(place / _MANIFEST, _lines(manifest).encode())
@@ -218,11 +214,17 @@ def _weights_file(digest: str) -> str:
     return f"weights-{digest[:16]}.safetensors"
 
 
+def is_free(place: Path) -> bool:
+    """Whether the folder holds nothing but what an interrupted run or first save leaves behind."""
+    names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
+    return all(_OURS.fullmatch(name) or name == UNFINISHED for name in names)
+
+
 def _refuse_foreign(place: Path) -> None:
-    """Refuse a folder that holds things but no save; one of an interrupted first save is ours."""
+    """Refuse a folder that holds things but no save."""
     if place.exists() and not place.is_dir():
         raise SaveError(f"{place} is not a folder: choose another name")
-    if not place.is_dir() or all(_OURS.fullmatch(entry.name) for entry in place.iterdir()):
+    if is_free(place):
         return
     try:
         _manifest(place)
@@ -241,16 +243,3 @@ def _sweep(place: Path) -> None:
     for entry in list(place.iterdir()):
         if _OURS.fullmatch(entry.name) and entry.name not in keep:
             entry.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Wait until no other process saves into `place`; a killed one does not keep the others out.
-
-    Where files cannot be locked (Windows, some network file systems), one process must save alone.
-    """
-    with (place / _LOCK).open("ab") as stream:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

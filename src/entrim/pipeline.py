@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
 from entrim.errors import BadImagesError, BadSettingError, CalibrationWarning, TraceError
 from entrim.images import Images, read_images
+from entrim.journal import Journal
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import Cut, cut, trace
 from entrim.network.capture import familiarity
@@ -22,7 +24,7 @@ from entrim.network.follow import Example
 from entrim.network.shelf import Shelf
 from entrim.plan import Plan
 from entrim.rebuilding import cut_in, rebuilt
-from entrim.recording import recorded
+from entrim.recording import identity, recorded
 from entrim.records import Record, Step
 from entrim.run import Run
 from entrim.settings import RIDGE, Patterns, Settings
@@ -77,6 +79,7 @@ def sparsify(
     on_step: Callable[[Step], None] | None = None,
     generator: torch.Generator | None = None,
     memory_limit: int = MEMORY_LIMIT,
+    journal: str | os.PathLike[str] | Journal | None = None,
 ) -> Sparsified:
     """Return a smaller network that computes as nearly as possible what `model` does.
 
@@ -132,6 +135,10 @@ def sparsify(
     - `generator`: draws positions, resamples and random selections.
     - `memory_limit`: bytes that second moments or activations may take; activations beyond it wait
       on disk.
+    - `journal`: a folder for what is finished, so that a call that was interrupted or killed goes
+      on after it, to the same bits with as many threads, when it is made again with the same
+      network, images and settings; with anything else it is refused. The folder goes when the
+      call ends well.
 
     >>> import torch, entrim
     >>> g = torch.Generator().manual_seed(0)
@@ -163,8 +170,16 @@ def sparsify(
         resamples=resamples,
         memory_limit=memory_limit,
     )
-    run = begin(model, images, settings, generator, on_step)
-    return _through(run, example_of(run, example))
+    kept = journal if isinstance(journal, Journal) else _journal(journal)
+    run = begin(model, images, settings, generator, on_step, kept)
+    done = _through(run, example_of(run, example))
+    if journal is not kept:
+        kept.remove()
+    return done
+
+
+def _journal(folder: str | os.PathLike[str] | None) -> Journal:
+    return Journal(folder=None if folder is None else Path(folder))
 
 
 def _plain(scores: Tensor | Sequence[float]) -> tuple[float, ...]:
@@ -181,13 +196,15 @@ def begin(
     settings: Settings,
     generator: torch.Generator | None,
     on_step: Callable[[Step], None] | None,
+    journal: Journal | None = None,
 ) -> Run:
     """Return the run in which nothing has happened yet but that the images were read."""
     if not isinstance(model, nn.Module):
         raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     data = read_images(images, like.device, like.dtype)
-    return Run(model, settings, data, generator, on_step or (lambda _: None))
+    seed = int(torch.randint(2**62, (), generator=generator)) if settings.draws else None
+    return Run(model, settings, data, seed, on_step or (lambda _: None), journal or Journal())
 
 
 def example_of(run: Run, example: Example | None) -> Example:
@@ -196,8 +213,15 @@ def example_of(run: Run, example: Example | None) -> Example:
 
 
 def _through(run: Run, example: Example) -> Sparsified:
-    """Go through all stages."""
+    """Go through all stages, after what an interrupted run has finished of them."""
     scene = look(run, example)
+    with run.journal.opened(identity(run, scene, example)) as finished:
+        if finished:
+            run.tell("resume", "the interrupted run", finished, finished, "finished before")
+        return _onward(run, scene, example)
+
+
+def _onward(run: Run, scene: Scene, example: Example) -> Sparsified:
     asks = run.settings.asks(scene.graph, scene.alone)
     with Shelf(run.settings.memory_limit) as grams:
         allocation = None

@@ -1,15 +1,25 @@
 """New weights for a network with fewer channels, as the settings ask for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from torch import Tensor
 
 from entrim.choose import Chosen
-from entrim.deciding import Scene
+from entrim.deciding import Scene, gather
 from entrim.errors import CalibrationWarning
+from entrim.journal import Journal, Unit
 from entrim.network.capture import gram_of
+from entrim.network.reading import Reader, Stays
 from entrim.network.rebuild import Repair, rebuild
-from entrim.network.refitting import Fitted, masked_tensors, place_solution, refit_alone
+from entrim.network.refitting import (
+    Fitted,
+    masked_tensors,
+    packed,
+    place_solution,
+    put_back,
+    refit_alone,
+)
 from entrim.network.shelf import Shelf
 from entrim.network.slices import part_of
 from entrim.plan import Plan
@@ -17,10 +27,14 @@ from entrim.run import Run
 
 
 def rebuilt(run: Run, scene: Scene, chosen: Mapping[str, Chosen], grams: Shelf) -> Plan:
-    """Return the plan with new weights for all that changed, and tell of every layer."""
+    """Return the plan with new weights for all that changed, and tell of every layer.
+
+    Layers are kept in the journal under the channels that they were solved for.
+    """
     kept = cut_in(scene, chosen)
     stays = scene.graph.stays(kept)
-    tensors = rebuilt_tensors(run, scene, chosen, grams, lambda fit: _tell(run, scene, fit))
+    journal = run.journal.at(f"rebuilt on {sorted(kept.items())}")
+    tensors = rebuilt_tensors(run, scene, chosen, grams, partial(_tell, run, scene), journal)
     original = scene.task.tensors
     changed = {name: new for name, new in tensors.items() if new is not original[name]}
     return Plan(kept, {name: part_of(new, stays.get(name, {})) for name, new in changed.items()})
@@ -40,19 +54,18 @@ def rebuilt_tensors(
     scene: Scene,
     chosen: Mapping[str, Chosen],
     grams: Shelf,
-    on_layer: Callable[[Fitted], None] = lambda _: None,
+    on_layer: Callable[[Unit], None] = lambda _: None,
+    journal: Journal | None = None,
 ) -> dict[str, Tensor]:
     """Return all tensors in their full size, what goes set to zero where it is read."""
-    settings, graph, original = run.settings, scene.graph, scene.task.tensors
+    settings, graph = run.settings, scene.graph
     kept = cut_in(scene, chosen)
     stays = graph.stays(kept)
-    tensors = masked_tensors(graph, stays, original)
+    tensors = masked_tensors(graph, stays, scene.task.tensors)
+    journal = journal or Journal()
     if settings.refits:
-        for reader in scene.readers.values():
-            cut_here = reader.site.dim in stays.get(reader.site.weight, {})
-            if cut_here and (not settings.sequential or len(reader.places) > 1):
-                gram = gram_of(grams, reader.site.layer)
-                on_layer(refit_alone(reader, gram, stays, original, tensors, settings.ridge))
+        for unit in _alone(run, scene, stays, tensors, grams, journal):
+            on_layer(unit)
     else:
         for name in kept:
             group, parts = graph.group(name), list(chosen[name].parts)
@@ -63,17 +76,54 @@ def rebuilt_tensors(
     if kept and (settings.sequential or reestimate):
         repair = Repair(ridge=settings.ridge, correct=settings.corrects, reestimate=reestimate)
         walked = scene.readers if settings.sequential else {}
-        tensors = rebuild(scene.task, walked, stays, tensors, repair, on_layer)
+        tensors = rebuild(scene.task, walked, stays, tensors, repair, on_layer, journal.once)
     return tensors
 
 
-def _tell(run: Run, scene: Scene, fitted: Fitted) -> None:
-    run.fitted.append(fitted)
-    detail = f"error {fitted.error:.1%} of the variance"
-    run.tell("rebuild", fitted.layer, len(run.fitted), len(scene.readers), detail)
-    if fitted.rows < fitted.columns:
+def _alone(
+    run: Run,
+    scene: Scene,
+    stays: Stays,
+    tensors: dict[str, Tensor],
+    grams: Shelf,
+    journal: Journal,
+) -> Iterator[Unit]:
+    """Refit the layers that are not refitted in order, in place in `tensors`."""
+    readers = {
+        reader.site.layer: reader
+        for reader in scene.readers.values()
+        if reader.site.dim in stays.get(reader.site.weight, {})
+        and (not run.settings.sequential or len(reader.places) > 1)
+    }
+    feeds = [r.site.feeds for layer, r in readers.items() if not journal.has(layer)]
+    gather(run, scene, {scene.graph.group(name) for feed in feeds for name in feed}, grams)
+    for layer, reader in readers.items():
+        unit = journal.once(layer, partial(_refitted, run, scene, reader, stays, tensors, grams))
+        put_back(unit, tensors)
+        yield unit
+
+
+def _refitted(
+    run: Run,
+    scene: Scene,
+    reader: Reader,
+    stays: Stays,
+    tensors: dict[str, Tensor],
+    grams: Shelf,
+) -> Unit:
+    gram, original = gram_of(grams, reader.site.layer), scene.task.tensors
+    fit = refit_alone(reader, gram, stays, original, tensors, run.settings.ridge)
+    return packed(fit, reader, tensors)
+
+
+def _tell(run: Run, scene: Scene, unit: Unit) -> None:
+    fit = Fitted(**unit.facts)
+    run.fitted.append(fit)
+    detail = unit.told(f"error {fit.error:.1%} of the variance")
+    run.tell("rebuild", fit.layer, len(run.fitted), len(scene.readers), detail, settled=True)
+    if fit.rows < fit.columns:
         run.warn(
-            f"{fitted.layer} is refitted on {fitted.rows} rows for {fitted.columns} columns: hand "
-            "over more images, or keep fewer channels",
+            f"{fit.layer} is refitted on {fit.rows} rows for {fit.columns} columns: hand over more "
+            "images, or keep fewer channels",
             CalibrationWarning,
         )

@@ -1,14 +1,18 @@
-"""What a run leaves behind, written down."""
+"""What a run leaves behind, written down, and what tells it from others."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from entrim.allocate import Stop
 from entrim.budgeting import Allocation
+from entrim.checkpoints import fingerprint
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
 from entrim.network import Cut, measure
@@ -17,6 +21,7 @@ from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
 from entrim.run import Run
 
 _MOST = 99
+_VERSIONS = ("entrim", "torch")
 
 
 def recorded(
@@ -34,7 +39,7 @@ def recorded(
         model=type(run.model).__name__,
         images=run.images.count,
         settings=_decided(run),
-        versions={name: version(name) for name in ("entrim", "torch")},
+        versions={name: version(name) for name in _VERSIONS},
         groups=tuple(
             _group_record(scene, name, asks[name], found, overlaps.get(name))
             for name, found in chosen.items()
@@ -55,6 +60,34 @@ def recorded(
         seconds=dict(run.seconds),
         notes=tuple(run.notes),
     )
+
+
+def identity(run: Run, scene: Scene, example: Example) -> dict[str, str]:
+    """Return what a run depends on, in short: equal for calls that would do the same."""
+    walked = dict.fromkeys(program.module.code for program in scene.task.programs)
+    tensors = scene.task.tensors
+    network = (*walked, *tensors, str({tensor.device for tensor in tensors.values()}))
+    shown = [run.images.arguments, dict(run.images.fixed), example]
+    return {
+        "network": f"{_digest(*network)} {fingerprint(tensors.values())}",
+        "images": f"{_digest(*map(_shape, shown))} {fingerprint(_tensors(shown))}",
+        "settings": repr(run.settings),
+        "seed": str(run.seed),
+        "versions": str({name: version(name) for name in _VERSIONS}),
+    }
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _tensors(shown: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
+
+
+def _shape(shown: object) -> str:
+    """Return everything but the tensors."""
+    return repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
 
 
 def _decided(run: Run) -> dict[str, Any]:

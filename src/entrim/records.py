@@ -167,7 +167,7 @@ class Step:
     """One step of a run, for whoever shows progress."""
 
     stage: str
-    """trace, collect, choose, sense, allocate, rebuild or cut; search; distill."""
+    """trace, resume, collect, choose, sense, allocate, rebuild or cut; search; distill."""
     name: str
     """What was finished: a batch, a group, a layer, a trial, an epoch."""
     done: int
@@ -177,6 +177,8 @@ class Step:
     """Of the batch, in a training."""
     seconds_left: float | None = None
     """Where it can be told, as if no early stop came."""
+    settled: bool = False
+    """Whether a group of channels is decided, or a layer rebuilt: a line of the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

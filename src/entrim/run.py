@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from entrim.images import Calibration
+from entrim.journal import Journal
 from entrim.network.refitting import Fitted
 from entrim.records import Step
 from entrim.settings import Settings
@@ -22,8 +22,11 @@ class Run:
     model: nn.Module
     settings: Settings
     images: Calibration
-    generator: torch.Generator | None
+    seed: int | None
+    """Of whatever is drawn."""
     on_step: Callable[[Step], None]
+    journal: Journal = field(default_factory=Journal)
+    """Where finished units of work are kept."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By stage."""
     notes: list[str] = field(default_factory=list)
@@ -38,9 +41,13 @@ class Run:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
-    def tell(self, stage: str, name: str, done: int, total: int, detail: str = "") -> None:
+    def tell(
+        self, stage: str, name: str, done: int, total: int, detail: str = "", settled: bool = False
+    ) -> None:
         """Report one step to whoever watches."""
-        self.on_step(Step(stage=stage, name=name, done=done, total=total, detail=detail))
+        self.on_step(
+            Step(stage=stage, name=name, done=done, total=total, detail=detail, settled=settled)
+        )
 
     def warn(self, note: str, category: type[UserWarning]) -> None:
         """Warn the user, and keep the sentence for the record."""

@@ -117,6 +117,11 @@ class Settings:
         return self.budget is not None or (not self._given and self.refits)
 
     @property
+    def draws(self) -> bool:
+        """Whether anything is random."""
+        return self.positions is not None or self.resamples > 0 or self.selector == "random"
+
+    @property
     def global_eps(self) -> tuple[float, float]:
         """The strengths where no pattern says otherwise."""
         return (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 NETS = """
+import torch
 from torch import nn
 
 def small():
@@ -17,6 +18,15 @@ def small():
         nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
         nn.Linear(32, 4),
     )
+
+def fixed():
+    torch.manual_seed(0)
+    return small()
+
+def heavy():
+    net = fixed()
+    net.register_buffer("ballast", torch.zeros(50_000))
+    return net
 
 def broken():
     raise RuntimeError("no such width")
@@ -66,9 +76,24 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
 
-    def run(*words: object, cwd: Path = workshop) -> Ended:
+    def run(
+        *words: object,
+        cwd: Path = workshop,
+        stop: tuple[int, int] | None = None,
+        limit: int | None = None,
+        terminal: str | None = None,
+    ) -> Ended:
+        """Run a command: up to a signal before its n-th rename, on a disk of few bytes a file."""
         out, err = streams / "out", streams / "err"
-        job = {"words": [str(w) for w in words], "cwd": str(cwd), "out": str(out), "err": str(err)}
+        err.write_text("")
+        job = {
+            "words": [str(word) for word in words],
+            "cwd": str(cwd),
+            "out": str(out),
+            "err": terminal or str(err),
+            "stop": stop,
+            "limit": limit,
+        }
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")

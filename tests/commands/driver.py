@@ -6,8 +6,9 @@ code; only the seconds are shared in which PyTorch imports itself and what it ne
 
 import json
 import os
+import resource
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -16,12 +17,27 @@ import entrim
 from entrim.commands.main import main
 
 
-def become(job: dict[str, str | list[str]]) -> NoReturn:
+def stop_before_rename(number: int, count: int) -> None:
+    """Send this process a signal when it is about to rename its file number `count`."""
+    renames = iter(range(1, count))
+
+    def audit(event: str, _: object) -> None:
+        if event == "os.rename" and next(renames, None) is None:
+            os.kill(os.getpid(), number)
+
+    sys.addaudithook(audit)
+
+
+def become(job: dict[str, Any]) -> NoReturn:
     code: object = 99
     try:
         os.chdir(str(job["cwd"]))
+        if job["stop"]:
+            stop_before_rename(*job["stop"])
         for stream, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(str(job[name]), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+        if job["limit"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
         code = main(list(job["words"]))
     except SystemExit as stop:
         code = stop.code

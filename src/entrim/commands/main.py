@@ -4,10 +4,13 @@ Exit codes: 0 done, 1 refused or failed with one sentence on stderr, 2 wrong usa
 """
 
 import argparse
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import entrim
 from entrim.commands import compare, demo, inspect, report, reproduce, sparsify
@@ -45,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(_negatives(words))
     args.words = words
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _terminable():
             warnings.showwarning = _told
             return args.run(args)
-    except KeyboardInterrupt:
-        return _failed("interrupted: what was saved before is intact", args.debug)
+    except KeyboardInterrupt as stop:
+        kept = str(stop) or "what was saved before is intact"
+        return _failed(f"interrupted: {kept}", args.debug)
     except EntrimError as error:
         return _failed(str(error), args.debug)
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -58,6 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return _failed(f"{what} (unexpected: run again with --debug to see where)", args.debug)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a SIGTERM end the block as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _failed(sentence: str, debug: bool) -> int:

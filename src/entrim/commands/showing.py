@@ -1,6 +1,7 @@
 """Tables on stdout, progress on stderr."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -63,20 +64,39 @@ class Progress:
     _stage: str = ""
     _begun: float = field(default_factory=time.monotonic)
     _told: float = field(default_factory=time.monotonic)
+    _open: bool = False
+    """Whether the line on the terminal may still be written over."""
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the line as it is, for what is said next."""
+        if self._open:
+            self.stream.write("\n")
+            self.stream.flush()
 
     def __call__(self, step: Step) -> None:
         """Show one step."""
         if step.stage != self._stage:
             self._stage, self._begun = step.stage, time.monotonic()
         if self.stream.isatty():
-            end = "\n" if step.done >= step.total else ""
-            self.stream.write(f"\r\x1b[K{self._line(step)[:100]}{end}")
+            self._draw(step)
         elif step.done >= step.total or time.monotonic() - self._told >= self.every:
             self._told = time.monotonic()
             self.stream.write(
                 f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
             )
         self.stream.flush()
+
+    def _draw(self, step: Step) -> None:
+        """Write the line anew; above it stays a line for every group and layer that is settled."""
+        columns, settled = _columns(self.stream), ""
+        if step.settled:
+            settled = f"  {step.name:<24} {step.detail}"[:columns] + "\n"
+        self._open = step.done < step.total
+        end = "" if self._open else "\n"
+        self.stream.write(f"\r\x1b[K{settled}{self._line(step)[:columns]}{end}")
 
     def _line(self, step: Step) -> str:
         full = 20 * step.done // max(step.total, 1)
@@ -86,3 +106,12 @@ class Progress:
         ahead = f"  {seconds(left)} left" if left else ""
         bar = "█" * full + "░" * (20 - full)
         return f"{step.stage:<9}{bar} {step.done}/{step.total}{ahead}  {step.name}  {step.detail}"
+
+
+def _columns(stream: Any) -> int:
+    """Return how long a line may be so that the terminal does not break it."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        columns = 0
+    return min(columns - 1 if columns > 1 else 100, 100)

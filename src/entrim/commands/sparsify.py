@@ -10,18 +10,20 @@ from typing import Any
 
 import torch
 
-from entrim import atomic
 from entrim.budget import Budget
 from entrim.choose import COUPLINGS, SELECTORS
 from entrim.commands import amounts
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, read_pictures
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
-from entrim.errors import CommandError, LoadError, SaveError
-from entrim.files import read_manifest
+from entrim.errors import CommandError, LoadError, OtherRunError, SaveError
+from entrim.files import is_free, read_manifest
+from entrim.journal import UNFINISHED, Journal
+from entrim.network.form import Origin
 from entrim.pipeline import Sparsified, sparsify
-from entrim.report import write
-from entrim.report.story import COMMAND
+from entrim.report import html
+from entrim.report.page import FILE
+from entrim.report.story import COMMAND, Story
 
 _EXAMPLES = """\
 examples:
@@ -40,13 +42,16 @@ def add(subparsers: Any) -> ArgumentParser:
         "sparsify",
         help="make a network smaller from unlabelled images",
         description="Make a network smaller and write it, its record and an HTML report to DIR. "
-        "The code of MODEL is run; files of weights and images never are.",
+        "The code of MODEL is run; files of weights and images never are. A run that was "
+        "interrupted or killed goes on when the same command is given again.",
         epilog=_EXAMPLES,
     )
     add_model(parser)
     add_images(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--force", action="store_true", help="replace the run that DIR holds")
+    parser.add_argument(
+        "--force", action="store_true", help="replace or discard what DIR holds of another run"
+    )
     _add_budget(parser)
     _add_options(parser)
     return parser
@@ -101,13 +106,15 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
-    with _reserved(place, args.force):
+    journal = Journal(folder=place / UNFINISHED, discard=args.force)
+    with _resumable(place), _reserved(place, journal, args.force):
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         generator = torch.Generator().manual_seed(args.seed)
-        small = sparsify(model, images, generator=generator, on_step=Progress(), **options(args))
-        small.save(place)
-        page = _reported(place, args.words)
+        with Progress() as progress:
+            watched = {"on_step": progress, "journal": journal, "generator": generator}
+            small = sparsify(model, images, **watched, **options(args))
+        page = _saved(small, place, journal, ["entrim", *args.words])
     if args.json:
         tell_json(_plain(small, place, page))
     else:
@@ -135,18 +142,19 @@ def options(args: Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def _reserved(place: Path, force: bool) -> Iterator[None]:
+def _reserved(place: Path, journal: Journal, force: bool) -> Iterator[None]:
     """Refuse a folder that cannot be written before any work; leave none behind that is empty."""
-    there = place.exists()
+    there, ours = place.exists(), place.is_dir() and any(place.iterdir()) and is_free(place)
     if there and not place.is_dir():
         raise CommandError(f"{place} is a file: name another folder with --out")
-    if there and any(place.iterdir()):
-        _refuse_held(place, force)
+    if there and not is_free(place):
+        _refuse_held(place, force or journal.through)
     try:
         place.mkdir(parents=True, exist_ok=True)
         probe = place / ".entrim.lock"  # what save() locks: the folder stays one of ours
         with probe.open("ab"):
             pass
+        (place / UNFINISHED).mkdir(exist_ok=True)
     except OSError as error:
         raise SaveError(
             f"{place} cannot be written ({error.strerror}): name another folder with --out"
@@ -154,7 +162,9 @@ def _reserved(place: Path, force: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not there:
+        with suppress(OSError):
+            (place / UNFINISHED).rmdir()
+        if ours or not there:
             with suppress(OSError):
                 probe.unlink(missing_ok=True)
                 place.rmdir()
@@ -165,8 +175,6 @@ def _refuse_held(place: Path, force: bool) -> None:
     try:
         read_manifest(place)
     except LoadError as error:
-        if [entry.name for entry in place.iterdir()] == [".entrim.lock"]:
-            return
         raise CommandError(
             f"{place} holds something else than a run of entrim: name another folder with --out"
         ) from error
@@ -176,14 +184,41 @@ def _refuse_held(place: Path, force: bool) -> None:
         )
 
 
-def _reported(place: Path, words: Sequence[str]) -> Path:
-    """Note the command beside the network, and write the page."""
+@contextmanager
+def _resumable(place: Path) -> Iterator[None]:
+    """Say of an interruption how to go on, and of another unfinished run how to get rid of it."""
     try:
-        noted = json.dumps({"command": ["entrim", *words]}, indent=2)
-        atomic.write(place / COMMAND, noted.encode())
-    except OSError as error:
-        raise SaveError(f"{place / COMMAND} cannot be written ({error}): make room") from error
-    return write(place)
+        yield
+    except KeyboardInterrupt:
+        if not (place / UNFINISHED).is_dir():
+            raise
+        raise KeyboardInterrupt(
+            f"what is finished is kept in {place}, and the same command goes on from there"
+        ) from None
+    except OtherRunError as error:
+        raise CommandError(
+            f"{place} holds an unfinished run of another command, or of other files: repeat that "
+            "one to go on, name another folder, or pass --force to discard it"
+        ) from error
+
+
+def _saved(small: Sparsified, place: Path, journal: Journal, command: Sequence[str]) -> Path:
+    """Save network, command and page; on a full disk what was there before stays as it was.
+
+    The small files are written first and aside: behind the network itself they are only renamed.
+    """
+    origin = Origin.of(small.model)
+    assert origin is not None
+    story = Story.of(place, small.record.to_json(), origin.tensors, command)
+    aside = {
+        COMMAND: journal.set_aside(COMMAND, json.dumps({"command": command}, indent=2).encode()),
+        FILE: journal.set_aside(FILE, html(story).encode()),
+    }
+    small.save(place)
+    for name, file in aside.items():
+        file.replace(place / name)
+    journal.remove()
+    return place / FILE
 
 
 def _plain(small: Sparsified, place: Path, page: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """From images to moments: one pass of the original network, every site's second moments summed."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,13 @@ class Pass:
     memory_limit: int
     positions: int | None = None
     """Output positions drawn for each image; None for all."""
-    generator: torch.Generator | None = None
+    seed: int | None = None
+    """Of whatever is drawn."""
+
+    def drawing(self, name: str) -> torch.Generator:
+        """Return a generator for the draws called `name`: others do not disturb them."""
+        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def streams(self, shelf: Shelf) -> Iterator[Stream]:
         """Yield one stream a batch, so that nothing of a batch outlives it."""
@@ -77,9 +84,10 @@ def capture(
             reader.site.layer: PatchGram(reader.geometry, reader.channels, _device(task))
             for reader in some
         }
+        draws = {reader.site.layer: task.drawing(reader.site.layer) for reader in some}
         with torch.no_grad(), Shelf(task.memory_limit) as shelf:
             for done, stream in enumerate(task.streams(shelf), number * batches + 1):
-                _watch(stream, some, sums, task)
+                _watch(stream, some, sums, task.positions, draws)
                 on_batch(done, len(runs) * batches)
         for reader in some:
             total = sums.pop(reader.site.layer)
@@ -222,7 +230,11 @@ def _moments(
 
 
 def _watch(
-    stream: Stream, readers: Sequence[Reader], sums: Mapping[str, PatchGram], task: Pass
+    stream: Stream,
+    readers: Sequence[Reader],
+    sums: Mapping[str, PatchGram],
+    positions: int | None,
+    draws: Mapping[str, torch.Generator],
 ) -> None:
     calls = {
         place: (reader, source)
@@ -233,21 +245,23 @@ def _watch(
     for place in range(last + 1):
         if place in calls:
             reader, source = calls[place]
-            x = stream.at(source, 0)
-            sums[reader.site.layer].add(in_double(x), _drawn(reader, x, task))
+            layer, x = reader.site.layer, stream.at(source, 0)
+            sums[layer].add(in_double(x), _drawn(reader, x, positions, draws[layer]))
         stream.run(place)
         stream.forget(place)
     for place in range(last + 1):
         stream.shelf.drop((stream.label, place, 0))
 
 
-def _drawn(reader: Reader, x: Tensor, task: Pass) -> Int[Tensor, "N P"] | None:
+def _drawn(
+    reader: Reader, x: Tensor, positions: int | None, generator: torch.Generator
+) -> Int[Tensor, "N P"] | None:
     """Return the output positions to look at in each image, drawn anew for every batch."""
-    if task.positions is None or not reader.geometry.kernel:
+    if positions is None or not reader.geometry.kernel:
         return None
     count = reader.geometry.outputs(tuple(x.shape[2:]))
-    drawn = torch.rand(len(x), count, generator=task.generator)
-    return drawn.topk(min(task.positions, count), 1).indices.to(_sums_device(x.device))
+    drawn = torch.rand(len(x), count, generator=generator)
+    return drawn.topk(min(positions, count), 1).indices.to(_sums_device(x.device))
 
 
 def _device(task: Pass) -> torch.device:

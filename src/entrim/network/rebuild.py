@@ -8,17 +8,19 @@ difference to what its present weights give: nothing cancels, and the ridge pull
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from entrim.journal import Once, Unit
 from entrim.moments import Moments
 from entrim.network.capture import Pass, Tally, batchnorm_of, in_double
 from entrim.network.drift import drift_behind
 from entrim.network.patches import PatchGram
 from entrim.network.reading import Reader, Stays
-from entrim.network.refitting import Fitted, fitted, put_in, solved, touched
+from entrim.network.refitting import fitted, packed, put_back, put_in, solved, touched
 from entrim.network.replay import Stream
 from entrim.network.shelf import Shelf
 from entrim.network.slices import part_of
@@ -43,12 +45,14 @@ def rebuild(
     stays: Stays,
     start: Mapping[str, Tensor],
     repair: Repair,
-    on_layer: Callable[[Fitted], None] = lambda _: None,
+    on_layer: Callable[[Unit], None] = lambda _: None,
+    once: Once = lambda _, work: work(),
 ) -> dict[str, Tensor]:
     """Return the tensors of the rebuilt network, full-size, from those at the `start`.
 
     Layers whose weight serves more than one call stay as they are at the start: what one call asks
-    for another would not.
+    for another would not. Each layer is solved for
+    `once`, as a unit that holds what a `Fitted` does, and the new tensors.
     """
     calls = {r.places[0]: r for r in readers.values() if len(r.places) == 1}
     with torch.no_grad(), Shelf(task.memory_limit) as shelf:
@@ -60,9 +64,9 @@ def rebuild(
         for place, node in enumerate(old.program.nodes):
             old.run(place)
             if place in calls:
-                fitted = _refit_here(old, new, place, calls[place], stays, repair)
-                if fitted is not None:
-                    on_layer(fitted)
+                unit = _refit_here(old, new, place, calls[place], stays, repair, once)
+                if unit is not None:
+                    on_layer(unit)
             if repair.reestimate:
                 _reestimate(new, place, node)
             new.run(place)
@@ -72,12 +76,35 @@ def rebuild(
 
 
 def _refit_here(
-    old: Stream, new: Stream, place: int, reader: Reader, stays: Stays, repair: Repair
-) -> Fitted | None:
+    old: Stream,
+    new: Stream,
+    place: int,
+    reader: Reader,
+    stays: Stays,
+    repair: Repair,
+    once: Once,
+) -> Unit | None:
     """Refit the layer at `place` where it sees or owes anything else than in the original."""
     drift = drift_behind(old, new, place) if repair.correct else None
     if not new.differs(place) and drift is None:
         return None
+    work = partial(_refitted, old, new, place, reader, stays, repair.ridge, drift)
+    unit = once(reader.site.layer, work)
+    put_back(unit, new.tensors)
+    new.changed.update(touched(reader))
+    return unit
+
+
+def _refitted(
+    old: Stream,
+    new: Stream,
+    place: int,
+    reader: Reader,
+    stays: Stays,
+    ridge: float,
+    drift: Callable[[int], Tensor] | None,
+) -> Unit:
+    """Return the layer with new weights, in place in the tensors of the rebuilt stream too."""
     inputs, outputs = reader.staying(stays)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.site.weight], stays.get(reader.site.weight, {}))
@@ -93,10 +120,10 @@ def _refit_here(
             lack.index_select(axis, outputs.to(x.device)),
         )
         wanted.add(target.index_select(axis, outputs.to(x.device)), axis)
-    parts = [solved(reader, moments, repair.ridge) for moments in need.moments()]
+    parts = [solved(reader, moments, ridge) for moments in need.moments()]
     put_in(reader, parts, stays, new.tensors)
-    new.changed.update(touched(reader))
-    return fitted(reader, parts, need.gram.count, float(wanted.variance.sum()))
+    fit = fitted(reader, parts, need.gram.count, float(wanted.variance.sum()))
+    return packed(fit, reader, new.tensors)
 
 
 @dataclass(slots=True)

@@ -1,18 +1,19 @@
 """New weights for one layer, and where they go."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from entrim.graph import ChannelGraph, Group
+from entrim.journal import Unit
 from entrim.moments import Moments
 from entrim.network.capture import Gram
 from entrim.network.reading import Reader, Stays
 from entrim.network.slices import part_of, put_part, zero_gone
-from entrim.solver import Refit, Solution, refit
+from entrim.solver import Refit, refit
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,15 @@ class Fitted:
     columns: int
     error: float
     """Squared error of the outputs that stay, relative to their variance."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The weights of one consumer on the channels that stay."""
+
+    kept: Int[Tensor, " k"]
+    weight: Float[Tensor, "M columns"]
+    bias: Float[Tensor, " M"]
 
 
 def masked_tensors(
@@ -81,7 +91,7 @@ def refit_alone(
 def place_solution(
     reader: Reader,
     group: Group,
-    parts: Sequence[Solution],
+    parts: Sequence[Part],
     tensors: dict[str, Tensor],
 ) -> None:
     """Give the layer the weights that solving for `group` found, in place in `tensors`."""
@@ -145,6 +155,17 @@ def touched(reader: Reader) -> list[str]:
     if home == "bias":
         return [reader.site.weight, f"{reader.site.layer}.bias"]
     return [reader.site.weight, f"{home.removeprefix('batchnorm:')}.running_mean"]
+
+
+def packed(fit: Fitted, reader: Reader, tensors: Mapping[str, Tensor]) -> Unit:
+    """Return a refitted layer as a unit of work."""
+    return Unit(asdict(fit), {name: tensors[name] for name in touched(reader)})
+
+
+def put_back(unit: Unit, tensors: dict[str, Tensor]) -> None:
+    """Give the layer the weights of the unit, laid in memory as those of before."""
+    for name, tensor in unit.tensors.items():
+        tensors[name] = torch.empty_like(tensors[name]).copy_(tensor) if unit.taken else tensor
 
 
 def fitted(reader: Reader, parts: Sequence[Refit], rows: int, variance: float) -> Fitted:

@@ -41,6 +41,23 @@ class Story:
     command: tuple[str, ...] | None = None
     """How the run was started, where that was the command line."""
 
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        record: str,
+        tensors: Mapping[str, str],
+        command: Sequence[str] | None,
+    ) -> "Story":
+        """Return the story of a record in JSON; `tensors` are those of the network before."""
+        read = Record.from_json(record)
+        return cls(
+            folder=str(folder),
+            record=read,
+            layers=layers_of(read, tensors),
+            command=None if command is None else tuple(command),
+        )
+
 
 def read(folder: str | os.PathLike[str]) -> Story:
     """Return the story of the run saved in `folder`; a LoadError says what is wrong with it."""
@@ -50,13 +67,8 @@ def read(folder: str | os.PathLike[str]) -> Story:
             f"{place} holds a network without the record of a run: save what sparsify returned, "
             "with small.save(folder)"
         )
-    record = Record.from_json(json.dumps(manifest["record"]))
-    return Story(
-        folder=str(place),
-        record=record,
-        layers=layers_of(record, manifest["original"]["tensors"]),
-        command=_command(place),
-    )
+    written, tensors = json.dumps(manifest["record"]), manifest["original"]["tensors"]
+    return Story.of(place, written, tensors, _command(place))
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
@@ -90,7 +102,7 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _command(place: Path) -> tuple[str, ...] | None:
+def _command(place: Path) -> Sequence[str] | None:
     """Return the command that was noted, None where there is no such note or it is not ours."""
     try:
         noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
@@ -99,4 +111,4 @@ def _command(place: Path) -> tuple[str, ...] | None:
     words = noted.get("command") if isinstance(noted, dict) else None
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         return None
-    return tuple(words)
+    return words

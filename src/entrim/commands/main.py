@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Sequence
 
 import entrim
-from entrim.commands import compare, demo, inspect, report, reproduce, sparsify
+from entrim.commands import compare, demo, export, inspect, report, reproduce, sparsify
 from entrim.errors import EntrimError
 
-COMMANDS = (demo, inspect, sparsify, report, compare, reproduce)
+COMMANDS = (demo, inspect, sparsify, export, report, compare, reproduce)
 _EPILOG = """\
 Results go to stdout, progress and warnings to stderr.
 Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(_negatives(words))
-    args.words = words
+    args = understood(words)
+    args.words, args.understood = words, understood
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _told
@@ -58,6 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return _failed(f"{what} (unexpected: run again with --debug to see where)", args.debug)
+
+
+def understood(words: Sequence[str]) -> argparse.Namespace:
+    """Return what the words ask for; words that no command knows end the program with 2."""
+    return parser().parse_args(_negatives(words))
 
 
 def _failed(sentence: str, debug: bool) -> int:

@@ -55,7 +55,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
         folder=str(place),
         record=record,
         layers=layers_of(record, manifest["original"]["tensors"]),
-        command=_command(place),
+        command=command_of(place),
     )
 
 
@@ -90,10 +90,10 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _command(place: Path) -> tuple[str, ...] | None:
+def command_of(folder: str | os.PathLike[str]) -> tuple[str, ...] | None:
     """Return the command that was noted, None where there is no such note or it is not ours."""
     try:
-        noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
+        noted: Any = json.loads(Path(folder, COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     words = noted.get("command") if isinstance(noted, dict) else None

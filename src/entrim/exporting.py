@@ -153,8 +153,6 @@ def _compared(
 
 def _ready(model: nn.Module, images: Images) -> tuple[nn.Module, Tensor]:
     """Return a copy in eval mode, and the images as it reads them."""
-    if not isinstance(model, nn.Module):
-        raise ExportError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     return copied(model).eval(), _tensor(images, like.device, like.dtype)
 

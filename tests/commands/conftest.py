@@ -18,6 +18,12 @@ def small():
         nn.Linear(32, 4),
     )
 
+def wide():
+    return nn.Sequential(
+        nn.Conv2d(1, 9, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(36, 4),
+    )
+
 def broken():
     raise RuntimeError("no such width")
 
@@ -66,9 +72,11 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
 
-    def run(*words: object, cwd: Path = workshop) -> Ended:
+    def run(*words: object, cwd: Path = workshop, limit: int | None = None) -> Ended:
+        """Run one command; no file may become longer than `limit` bytes, as on a full disk."""
         out, err = streams / "out", streams / "err"
         job = {"words": [str(w) for w in words], "cwd": str(cwd), "out": str(out), "err": str(err)}
+        job |= {"limit": limit}
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")

@@ -7,19 +7,34 @@ code; only the seconds are shared in which PyTorch imports itself and what it ne
 import json
 import os
 import sys
-from typing import NoReturn
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 import entrim
+from entrim.answers import quiet
 from entrim.commands.main import main
 
 
-def become(job: dict[str, str | list[str]]) -> NoReturn:
+@cache
+def prepare_onnx() -> None:
+    """Spend the seconds in which an ONNX export imports what it needs, once for all commands."""
+    with quiet():
+        import onnxruntime.quantization  # noqa: F401
+
+        torch.onnx.export(nn.Linear(2, 2), (torch.zeros(1, 2),), dynamo=True, verbose=False)
+
+
+def become(job: dict[str, Any]) -> NoReturn:
     code: object = 99
     try:
         os.chdir(str(job["cwd"]))
+        if job["limit"] is not None:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
         for stream, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(str(job[name]), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
         code = main(list(job["words"]))
@@ -34,7 +49,10 @@ def become(job: dict[str, str | list[str]]) -> NoReturn:
 if __name__ == "__main__":
     entrim.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 2))
     for line in sys.stdin:
+        job = json.loads(line)
+        if "--onnx" in job["words"]:
+            prepare_onnx()
         child = os.fork()
         if not child:
-            become(json.loads(line))
+            become(job)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -52,7 +52,9 @@ def arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def copied(model: nn.Module) -> nn.Module:
     """Return a deep copy of `model`."""
     try:
-        return copy.deepcopy(model)
+        with warnings.catch_warnings():  # an exported program is copied with a deprecated pytree
+            warnings.simplefilter("ignore", FutureWarning)
+            return copy.deepcopy(model)
     except RuntimeError as error:
         raise TraceError(
             f"the network cannot be copied ({error}): a hook keeps a computed tensor on a module; "

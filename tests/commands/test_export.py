@@ -117,7 +117,7 @@ def test_a_folder_without_a_command_needs_a_model_and_images(
     refused(command(*words, "--shape", "3,8,8"), "cannot read images of shape (3, 8, 8)")
     done = command(*words, "--shape", "1,8,8")
     ended_well(done)
-    assert "on 64 random images, for want of others" in done.out
+    assert "on 64 random normal images" in done.out
     (bare / "command.json").write_text('{"command": ["entrim", "--help"]}')
     refused(command("export", "bare", "--torchexport", "b.pt2"), "does not say which network")
 
@@ -160,10 +160,10 @@ def test_a_note_that_no_longer_holds_names_what_is_missing(
     words = ("export", half, "--torchexport", "moved.pt2")
     gave_up(command(*words, cwd=tmp_path), "no file nets.py", "run where that command was run")
     shutil.copy(workshop / "nets.py", tmp_path)
-    gave_up(command(*words, cwd=tmp_path), "no images to compare on", "--shape C,H,W")
+    gave_up(command(*words, cwd=tmp_path), "of the run, x.npy, are not here", "--shape C,H,W")
     done = command(*words, "--shape", "1,8,8", cwd=tmp_path)
     ended_well(done)
-    assert "random images" in done.out
+    assert "random normal images" in done.out
 
 
 def test_files_that_are_there_stay_unless_forced(

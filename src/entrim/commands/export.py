@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from entrim.answers import answer_of, outputs
+from entrim.answers import Answer, answer_of, outputs
 from entrim.commands.saved import Scene, add_saved, read_saved
 from entrim.commands.showing import Progress, table, tell, tell_json
 from entrim.errors import CommandError
@@ -64,10 +64,8 @@ def run(args: Namespace) -> int:
     for place, network in zip(places, made, strict=True):
         network.write(place)
     if args.json:
-        tell_json(
-            {"images": len(scene.images), "source": scene.source, "before": before}
-            | {"files": rows}
-        )
+        told = {"images": len(scene.images), "source": scene.source, "before": before}
+        tell_json(told | {"files": rows})
     else:
         tell(_shown(rows, scene, before))
     return 0
@@ -120,11 +118,12 @@ def _row(place: Path, network: Exported, scene: Scene) -> Row:
     }
 
 
-def _right(answer: Any, scene: Scene) -> float | None:
+def _right(answer: Answer, scene: Scene) -> float | None:
     """Return the percentage of images whose largest output is the right class."""
     if scene.labels is None:
         return None
-    scores = outputs(answer, scene.images)[0]
+    like = next(scene.small.parameters(), scene.images)
+    scores = outputs(answer, scene.images.to(like.device, like.dtype))[0]
     if scores.dim() != 2:
         raise CommandError(
             f"the first output has shape {tuple(scores.shape)}, and accuracies need a score for "
@@ -145,9 +144,7 @@ def _shown(rows: Sequence[Row], scene: Scene, before: float | None) -> str:
         lines.append([row["file"], size(row["bytes"]), *apart, same, right])
     if scene.labels is None:
         lines = [line[:-1] for line in lines]
-    where = (
-        "random images, for want of others" if scene.source is None else f"images of {scene.source}"
-    )
+    where = "random normal images" if scene.source is None else f"images of {scene.source}"
     told = f"\n{rows[0]['file']} was compared with the network in PyTorch"
     if len(rows) > 1:
         told += f", {rows[1]['file']} with {rows[0]['file']}"

@@ -60,10 +60,9 @@ def read_saved(args: Namespace) -> Scene:
     model = _original(args, run)
     small = load(model, args.folder).eval()
     pictures = Namespace(**{name: _either(args, run, name) for name in _PICTURES})
-    noted = args.images is None
-    if noted and (args.shape or not pictures.images or not Path(pictures.images).exists()):
-        return Scene(small=small, images=_random(args, small), source=None)
-    source = str(pictures.images)
+    source, noted = pictures.images, args.images is None
+    if noted and (args.shape or source is None or not Path(source).exists()):
+        return Scene(small=small, images=_random(args, small, source), source=None)
     if args.labels is None:
         return Scene(small=small, images=read_pictures(pictures, small), source=source)
     pictures.labels, pictures.labels_key = args.labels, args.labels_key
@@ -109,15 +108,16 @@ def _original(args: Namespace, run: Namespace) -> nn.Module:
         ) from error
 
 
-def _random(args: Namespace, small: nn.Module) -> Tensor:
+def _random(args: Namespace, small: nn.Module, gone: str | None) -> Tensor:
     """Return random images, which can tell whether two networks are the same, and no more."""
     for option in ("int8", "labels"):
         if getattr(args, option):
             raise CommandError(f"--{option} needs images, and none are at hand: pass --images PATH")
     if args.shape is None:
+        why = "" if gone is None else f" (those of the run, {gone}, are not here)"
         raise CommandError(
-            "there are no images to compare on: pass --images PATH, or --shape C,H,W for random "
-            "ones"
+            f"there are no images to compare on{why}: pass --images PATH, or --shape C,H,W for "
+            "random ones"
         )
     like = next(small.parameters(), torch.zeros(()))
     images = torch.randn(RANDOM, *args.shape, generator=torch.Generator().manual_seed(0))

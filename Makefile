@@ -45,6 +45,7 @@ bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.candidates
 	$(BIN)/python -m benchmarks.distill
 	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.export
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist

@@ -56,6 +56,10 @@ class LoadError(EntrimError, ValueError):
     """A saved network is damaged, of a newer format, or of another network."""
 
 
+class ExportError(EntrimError, RuntimeError):
+    """A network cannot be written for another runtime, or would say something else there."""
+
+
 class CheckpointError(EntrimError, ValueError):
     """A checkpoint is damaged, or belongs to another run."""
 

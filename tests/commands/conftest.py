@@ -28,6 +28,12 @@ def heavy():
     net.register_buffer("ballast", torch.zeros(50_000))
     return net
 
+def wide():
+    return nn.Sequential(
+        nn.Conv2d(1, 9, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(36, 4),
+    )
+
 def broken():
     raise RuntimeError("no such width")
 

@@ -8,12 +8,14 @@ import json
 import os
 import resource
 import sys
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 import entrim
+from entrim.answers import quiet
 from entrim.commands.main import main
 
 
@@ -26,6 +28,15 @@ def stop_before_rename(number: int, count: int) -> None:
             os.kill(os.getpid(), number)
 
     sys.addaudithook(audit)
+
+
+@cache
+def prepare_onnx() -> None:
+    """Spend the seconds in which an ONNX export imports what it needs, once for all commands."""
+    with quiet():
+        import onnxruntime.quantization  # noqa: F401
+
+        torch.onnx.export(nn.Linear(2, 2), (torch.zeros(1, 2),), dynamo=True, verbose=False)
 
 
 def become(job: dict[str, Any]) -> NoReturn:
@@ -50,7 +61,10 @@ def become(job: dict[str, Any]) -> NoReturn:
 if __name__ == "__main__":
     entrim.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 2))
     for line in sys.stdin:
+        job = json.loads(line)
+        if "--onnx" in job["words"]:
+            prepare_onnx()
         child = os.fork()
         if not child:
-            become(json.loads(line))
+            become(job)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -1,4 +1,4 @@
-"""From `package.module:factory` or `path.py:factory` and a file of weights to a network."""
+"""From `package.module:factory`, `path.py:factory` or a .pt2, and weights, to a network."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from entrim.commands.programs import read_program
 from entrim.errors import CommandError
+
+MODEL = "package.module:factory or path.py:factory, which returns the network, or a .pt2 program"
 
 
 def add_model(parser: ArgumentParser) -> None:
@@ -23,7 +26,7 @@ def add_model(parser: ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="package.module:factory or path.py:factory, which returns the network",
+        help=MODEL,
     )
     parser.add_argument(
         "--weights", metavar="FILE", help="its state dict: .safetensors, or .pt with tensors only"
@@ -32,6 +35,13 @@ def add_model(parser: ArgumentParser) -> None:
 
 def read_model(where: str, weights: str | None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
+    model = read_program(Path(where)) if where.endswith(".pt2") else _from_code(where)
+    if weights is not None:
+        _give(model, Path(weights))
+    return model.eval()
+
+
+def _from_code(where: str) -> nn.Module:
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:
         raise CommandError(
@@ -43,10 +53,7 @@ def read_model(where: str, weights: str | None) -> nn.Module:
         raise CommandError(
             f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12])}"
         )
-    model = _made(getattr(module, name), where)
-    if weights is not None:
-        _give(model, Path(weights))
-    return model.eval()
+    return _made(getattr(module, name), where)
 
 
 def _module(name: str) -> ModuleType:

@@ -16,12 +16,12 @@ from entrim.errors import CommandError, MissingExtraError
 _MODES = {1: "L", 3: "RGB"}
 
 
-def add_images(parser: ArgumentParser) -> None:
+def add_images(parser: ArgumentParser, required: bool = True) -> None:
     """Add the arguments that name images."""
     group = parser.add_argument_group("images")
     group.add_argument(
         "--images",
-        required=True,
+        required=required,
         metavar="PATH",
         help="a folder of image files, or .npy, .npz or .pt (images, channels, height, width)",
     )
@@ -42,18 +42,38 @@ def add_images(parser: ArgumentParser) -> None:
 
 def read_pictures(args: Namespace, model: nn.Module) -> Tensor:
     """Return the images as `model` wants them; what cannot be used is refused by name."""
+    return _read(args, model)[0]
+
+
+def read_labelled(args: Namespace, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the images, and what they show: one class for every image that is there."""
+    images, total = _read(args, model)
+    labels = _array(Path(args.labels), args.labels_key, last=True, option="--labels-key")
+    if labels.shape != (total,) or labels.is_floating_point():
+        raise CommandError(
+            f"{args.labels} holds {str(labels.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(labels.shape)} and there are {total} images: save one whole number an image"
+        )
+    return images, _spread(labels, args.count).long()
+
+
+def _read(args: Namespace, model: nn.Module) -> tuple[Tensor, int]:
+    """Return the images that are asked for, and how many there are."""
     path = Path(args.images)
     if args.count < 1:
         raise CommandError(f"--count is {args.count}: ask for at least 1 image")
     if path.is_dir():
-        images = _folder(path, args, model)
-    elif not path.exists():
-        raise CommandError(f"there is no {path}: name a folder of images, or a .npy, .npz or .pt")
+        images, total = _folder(path, args, model)
     else:
-        images = _spread(_array(path, args.key), args.count)
+        held = _array(path, args.key)
+        if held.dim() < 2 or not len(held):
+            raise CommandError(
+                f"{path} has shape {tuple(held.shape)}: save (images, channels, height, width)"
+            )
+        images, total = _spread(held, args.count), len(held)
     images = _normalised(images, args)
     _refuse_unreadable(model, images)
-    return images
+    return images, total
 
 
 def _spread(images: Any, count: int) -> Any:
@@ -63,7 +83,7 @@ def _spread(images: Any, count: int) -> Any:
     return images[places] if isinstance(images, Tensor) else [images[k] for k in places]
 
 
-def _folder(path: Path, args: Namespace, model: nn.Module) -> Tensor:
+def _folder(path: Path, args: Namespace, model: nn.Module) -> tuple[Tensor, int]:
     try:
         from PIL import Image
     except ImportError as error:
@@ -91,7 +111,7 @@ def _folder(path: Path, args: Namespace, model: nn.Module) -> Tensor:
             f"the images in {path} have {len(shapes)} sizes, such as {shapes[0]} and {shapes[-1]}: "
             "pass --resize H,W"
         )
-    return torch.from_numpy(np.stack(pixels))
+    return torch.from_numpy(np.stack(pixels)), len(files)
 
 
 def _pixels(Image: Any, file: Path, mode: str, resize: tuple[int, ...] | None) -> np.ndarray:
@@ -107,7 +127,10 @@ def _pixels(Image: Any, file: Path, mode: str, resize: tuple[int, ...] | None) -
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def _array(path: Path, key: str | None) -> Tensor:
+def _array(path: Path, key: str | None, last: bool = False, option: str = "--key") -> Tensor:
+    """Return what a file holds; of images and labels the first, or the `last`."""
+    if not path.exists():
+        raise CommandError(f"there is no {path}: name a folder of images, or a .npy, .npz or .pt")
     if path.suffix in (".npy", ".npz"):
         try:
             held: Any = np.load(path, allow_pickle=False)
@@ -121,28 +144,23 @@ def _array(path: Path, key: str | None) -> Tensor:
         held = read_tensors(path, "a tensor of images")
     else:
         raise CommandError(f"{path} is no .npy, .npz or .pt: name one, or a folder of image files")
-    held = _entry(held, path, key)
+    held = _entry(held, path, key, option)
     if isinstance(held, tuple | list) and held:
-        held = held[0]
+        held = held[-1 if last else 0]
     try:
-        images = torch.as_tensor(held)
+        return torch.as_tensor(held)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(f"{path} holds no array of numbers ({error}): save one array") from error
-    if images.dim() < 2 or not len(images):
-        raise CommandError(
-            f"{path} has shape {tuple(images.shape)}: save (images, channels, height, width)"
-        )
-    return images
 
 
-def _entry(held: Any, path: Path, key: str | None) -> Any:
+def _entry(held: Any, path: Path, key: str | None, option: str) -> Any:
     if not isinstance(held, dict):
         return held
     if key is None and len(held) == 1:
         return next(iter(held.values()))
     if key not in held:
         raise CommandError(
-            f"{path} holds {', '.join(map(str, held)) or 'nothing'}: name one with --key"
+            f"{path} holds {', '.join(map(str, held)) or 'nothing'}: name one with {option}"
         )
     return held[key]
 

@@ -52,7 +52,9 @@ def arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def copied(model: nn.Module) -> nn.Module:
     """Return a deep copy of `model`."""
     try:
-        return copy.deepcopy(model)
+        with warnings.catch_warnings():  # an exported program is copied with a deprecated pytree
+            warnings.simplefilter("ignore", FutureWarning)
+            return copy.deepcopy(model)
     except RuntimeError as error:
         raise TraceError(
             f"the network cannot be copied ({error}): a hook keeps a computed tensor on a module; "
@@ -60,7 +62,9 @@ def copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def exported(model: nn.Module, example: Example) -> ExportedProgram:
+def exported(
+    model: nn.Module, example: Example, dynamic_shapes: tuple[Any, ...] | None = None
+) -> ExportedProgram:
     """Return the operations of `model` on `example`, as torch.export sees them."""
     args, kwargs = arguments(example)
     for name, _ in model.named_modules():
@@ -72,7 +76,9 @@ def exported(model: nn.Module, example: Example) -> ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(model, args, kwargs, strict=False)
+            return torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise TraceError(

@@ -68,7 +68,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
             "with small.save(folder)"
         )
     written, tensors = json.dumps(manifest["record"]), manifest["original"]["tensors"]
-    return Story.of(place, written, tensors, _command(place))
+    return Story.of(place, written, tensors, command_of(place))
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
@@ -102,13 +102,13 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _command(place: Path) -> Sequence[str] | None:
+def command_of(folder: str | os.PathLike[str]) -> tuple[str, ...] | None:
     """Return the command that was noted, None where there is no such note or it is not ours."""
     try:
-        noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
+        noted: Any = json.loads(Path(folder, COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     words = noted.get("command") if isinstance(noted, dict) else None
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return None
-    return words
+    return tuple(words)

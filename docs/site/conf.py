@@ -25,6 +25,7 @@ PAGES = {
         "how-to/report",
         "how-to/export",
         "command-line",
+        "how-to/solver",
         "how-to/troubleshoot",
     ],
     "The method": [
@@ -105,7 +106,18 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Append the table of contents to the first page, where code hosts do not see it."""
     if page == app.config.root_doc:
         source[0] += "".join(
-            "\n".join(["", "```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *pages, "```\n"])
+            "\n".join(
+                [
+                    "",
+                    "```{toctree}",
+                    ":hidden:",
+                    ":glob:",
+                    f":caption: {caption}",
+                    "",
+                    *pages,
+                    "```\n",
+                ]
+            )
             for caption, pages in PAGES.items()
         )
 

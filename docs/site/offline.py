@@ -47,7 +47,9 @@ def loaded_by(file: Path) -> list[str]:
     page = Page()
     page.feed(text)
     inside = re.findall(r"<(?:style|script)\b[^>]*>(.*?)</(?:style|script)>", text, re.DOTALL)
-    return page.found + [url for part in inside for url in _STYLE.findall(part) + _SCRIPT.findall(part)]
+    return page.found + [
+        url for part in inside for url in _STYLE.findall(part) + _SCRIPT.findall(part)
+    ]
 
 
 def outside(folder: Path) -> Iterator[str]:

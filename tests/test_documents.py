@@ -18,6 +18,7 @@ from torch import nn
 import entrim
 import entrim.errors
 import entrim.experiments
+import entrim.network
 import entrim.report
 
 ROOT = Path(__file__).parent.parent

@@ -87,6 +87,7 @@ html_theme_options = {
 html_css_files = ["site.css"]
 html_extra_path = ["extra"]
 html_copy_source = False
+html_show_search_summary = False  # it fetches pages, which a browser forbids for files
 html_show_copyright = False
 html_math_renderer = "mathml"
 
@@ -102,24 +103,16 @@ autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 
 
+def contents(caption: str, pages: list[str]) -> str:
+    """Return the table of contents of some pages, as a directive."""
+    options = [":hidden:", ":glob:", ":titlesonly:", ":maxdepth: 1", f":caption: {caption}"]
+    return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
+
+
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the table of contents to the first page, where code hosts do not see it."""
+    """Append the tables of contents to the first page, where code hosts do not see them."""
     if page == app.config.root_doc:
-        source[0] += "".join(
-            "\n".join(
-                [
-                    "",
-                    "```{toctree}",
-                    ":hidden:",
-                    ":glob:",
-                    f":caption: {caption}",
-                    "",
-                    *pages,
-                    "```\n",
-                ]
-            )
-            for caption, pages in PAGES.items()
-        )
+        source[0] += "".join(contents(caption, pages) for caption, pages in PAGES.items())
 
 
 def setup(app: Sphinx) -> None:

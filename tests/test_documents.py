@@ -1,8 +1,11 @@
 """The documents: their code runs and prints what they say, and their links lead somewhere."""
 
+import argparse
 import contextlib
+import functools
 import io
 import re
+import shlex
 import subprocess
 import sys
 from collections import OrderedDict
@@ -20,6 +23,7 @@ import entrim.errors
 import entrim.experiments
 import entrim.network
 import entrim.report
+from entrim.commands.main import parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -46,8 +50,9 @@ def promised(block: str) -> list[str]:
 PAGES = [page for page in DOCUMENTS if page.parent != ROOT and blocks_of(page.read_text())]
 
 
+@functools.cache
 def scene() -> dict[str, Any]:
-    """Return what the pages of docs/ talk about: a reader's network and images."""
+    """Return what the pages of docs/ talk about: a reader's network and images, and a first cut."""
     torch.manual_seed(0)
     model = nn.Sequential(
         OrderedDict(
@@ -72,6 +77,7 @@ def scene() -> dict[str, Any]:
         "more_images": more_images,
         "labels": labels,
         "accuracy": accuracy,
+        "small": entrim.sparsify(model, images, widths={"*": 0.5}),
         "entrim": entrim,
     }
 
@@ -82,7 +88,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = scene()
+    names = dict(scene())
     for block in blocks_of(page.read_text()):
         with contextlib.redirect_stdout(io.StringIO()) as told:
             exec(compile(block, str(page), "exec"), names)
@@ -115,6 +121,27 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?!http|#)([^)#]+)", document.read_text())
     gone = [link for link in links if not (document.parent / link).exists()]
     assert not gone
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Return the entrim commands that a document shows on lines of their own, as words."""
+    lines = re.findall(r"^ {4}(entrim [a-z]+ .*)", text.replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+SHOWN = [words for page in DOCUMENTS for words in commands_in(page.read_text())]
+OFFERED = {
+    name: set(command._option_string_actions)
+    for action in parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for name, command in action.choices.items()
+}
+
+
+@pytest.mark.parametrize("words", [w for w in SHOWN if w[1] in OFFERED], ids=" ".join)
+def test_the_options_of_a_command_in_the_documents_exist(words: list[str]) -> None:
+    given = {word for word in words[2:] if word.startswith("--")}
+    assert given <= OFFERED[words[1]]
 
 
 def test_every_error_and_warning_has_its_line_in_the_troubleshooting_page() -> None:

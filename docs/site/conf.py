@@ -96,6 +96,7 @@ myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
 
 default_role = "code"
+smartquotes = False  # z' is a transpose
 highlight_language = "none"
 maximum_signature_line_length = 90
 autodoc_member_order = "bysource"

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz format bench wheel
+.PHONY: help demo test check docs fuzz format bench wheel
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -31,6 +31,10 @@ check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/lint-imports
 	$(BIN)/deptry src benchmarks examples
 	$(MAKE) wheel
+
+docs: $(READY) ## build the documentation into build/site; a warning is an error
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site -d build/doctrees . build/site
+	$(BIN)/python docs/site/offline.py build/site
 
 format: $(READY) ## rewrite the sources in the house style
 	$(BIN)/ruff format .

@@ -41,6 +41,13 @@ def save(
     Everything that `load` needs goes along: tensors (non-persistent buffers too), which of them are
     shared or ask for gradients, modes and memory formats. `record`, JSON that `Record.to_json`
     gives, is kept beside them. Other files in the folder stay.
+
+    >>> import tempfile, torch, entrim
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> plan, folder = entrim.Plan({"0": [1, 6]}), tempfile.mkdtemp()
+    >>> entrim.save(entrim.apply_plan(net, plan, torch.randn(3, 4)), plan, folder)
+    >>> [path.suffix for path in sorted(Path(folder).glob("[a-z]*"))]
+    ['.json', '.safetensors']
     """
     origin, place = _checked_origin(small, plan), Path(folder)
     form = Form.of(small, origin.counts)

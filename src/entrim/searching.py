@@ -116,7 +116,7 @@ def search(
       default four parts of neighbouring groups. Name them where you know what belongs together.
     - `trials`: so many in all, those of earlier runs and other processes on `storage` included.
     - `cost`: "params", or "macs" where time matters more than size.
-    - `eps_w`, `eps_l2`: the ranges of |eps_w| and eps_l2, on a logarithmic scale. Narrow them to
+    - `eps_w`, `eps_l2`: the ranges of -eps_w and eps_l2, on a logarithmic scale. Narrow them to
       search around a setting that you know.
     - `between`: the fractions of the cost that you care for. Trials outside end once the channels
       are chosen, before anything is rebuilt.

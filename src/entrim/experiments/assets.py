@@ -54,6 +54,12 @@ def pretrained(name: str) -> nn.Module:
     """Return the trained network called `name` in eval mode and float32.
 
     `PRETRAINED` lists the names, each with the normalisation that its images need.
+
+    >>> pretrained("cifar10_resnet18")
+    Traceback (most recent call last):
+    ...
+    entrim.errors.BadSettingError: no pre-trained 'cifar10_resnet18': use one of cifar10_resnet20, \
+cifar10_resnet56, cifar10_vgg16, imagenet_resnet50
     """
     if name not in PRETRAINED:
         raise BadSettingError(f"no pre-trained {name!r}: use one of {', '.join(PRETRAINED)}")

@@ -15,7 +15,11 @@ _DAY = 24 * 60 * 60
 
 
 def cache_folder() -> Path:
-    """Return the folder, made when missing: `ENTRIM_DATA`, or `~/.cache/entrim`."""
+    """Return the folder, made when missing: `ENTRIM_DATA`, or `~/.cache/entrim`.
+
+    >>> cache_folder().is_dir()
+    True
+    """
     folder = Path(os.environ.get("ENTRIM_DATA") or Path.home() / ".cache" / "entrim")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Images as bytes, and what they show."""
+    """Images as bytes, and what they show.
+
+    >>> data = Dataset(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.arange(5))
+    >>> len(data[:3]), data[2:].labels.tolist()
+    (3, [2, 3, 4])
+    """
 
     images: UInt8[Tensor, "N C H W"]
     labels: Int64[Tensor, " N"]
@@ -157,17 +162,35 @@ class Collection:
 
 
 def load_mnist(part: str, on_step: OnStep | None = None) -> Dataset:
-    """Return the "train" (60,000) or "test" (10,000) part of MNIST, 1 x 28 x 28."""
+    """Return the "train" (60,000) or "test" (10,000) part of MNIST, 1 x 28 x 28.
+
+    >>> load_mnist("validation")
+    Traceback (most recent call last):
+    ...
+    entrim.errors.BadSettingError: no part 'validation' of mnist: use "train" or "test"
+    """
     return MNIST.load(part, on_step)
 
 
 def load_fashion_mnist(part: str, on_step: OnStep | None = None) -> Dataset:
-    """Return the "train" (60,000) or "test" (10,000) part of Fashion-MNIST, 1 x 28 x 28."""
+    """Return the "train" (60,000) or "test" (10,000) part of Fashion-MNIST, 1 x 28 x 28.
+
+    >>> load_fashion_mnist("validation")
+    Traceback (most recent call last):
+    ...
+    entrim.errors.BadSettingError: no part 'validation' of fashion-mnist: use "train" or "test"
+    """
     return FASHION_MNIST.load(part, on_step)
 
 
 def load_cifar10(part: str, on_step: OnStep | None = None) -> Dataset:
-    """Return the "train" (50,000) or "test" (10,000) part of CIFAR-10, 3 x 32 x 32."""
+    """Return the "train" (50,000) or "test" (10,000) part of CIFAR-10, 3 x 32 x 32.
+
+    >>> load_cifar10("validation")
+    Traceback (most recent call last):
+    ...
+    entrim.errors.BadSettingError: no part 'validation' of cifar10: use "train" or "test"
+    """
     return CIFAR10.load(part, on_step)
 
 

@@ -199,7 +199,12 @@ class ResNet50(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A network of the zoo, and the shape of one image for it."""
+    """A network of the zoo, and the shape of one image for it.
+
+    >>> lenet = ZOO["LeNet"]
+    >>> lenet.model()(lenet.images(2)).shape
+    torch.Size([2, 10])
+    """
 
     build: Callable[[], nn.Module]
     params: int

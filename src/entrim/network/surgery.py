@@ -68,6 +68,13 @@ def cut(
 
     `graph` saves tracing again. Groups whose size is written into the network's own code are left
     at full width, with a RolledBackWarning; anything else that is not right is a SurgeryError.
+
+    >>> import torch, entrim
+    >>> from entrim.network import cut
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> done = cut(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))
+    >>> done.model[0].out_features, done.proof.final <= done.proof.tolerance
+    (2, True)
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"this is a {type(plan).__name__}: hand over entrim.Plan({{group: kept}})")

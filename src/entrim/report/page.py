@@ -28,7 +28,17 @@ _SECTIONS = {
 
 
 def html(story: Story) -> str:
-    """Return the report as one page that works offline."""
+    """Return the report as one page that works offline.
+
+    >>> import tempfile, torch, entrim
+    >>> from entrim.report import html, read
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> folder = tempfile.mkdtemp()
+    >>> entrim.sparsify(net, torch.randn(99, 4), widths={"0": 4}).save(folder)
+    >>> html(read(folder))[:15]
+    '<!doctype html>'
+    """
     made = {key: (title, draw(story)) for key, (title, draw) in _SECTIONS.items()}
     shown = {key: (title, content) for key, (title, content) in made.items() if content is not None}
     body = tag(
@@ -50,6 +60,15 @@ def write(folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = 
     """Write the report of the run saved in `folder`, and return the file.
 
     `file` is by default report.html in the folder.
+
+    >>> import tempfile, torch, entrim
+    >>> from entrim.report import write
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> folder = tempfile.mkdtemp()
+    >>> entrim.sparsify(net, torch.randn(99, 4), widths={"0": 4}).save(folder)
+    >>> write(folder).name
+    'report.html'
     """
     target = Path(folder) / FILE if file is None else Path(file)
     page = html(read(folder))

@@ -60,7 +60,17 @@ class Story:
 
 
 def read(folder: str | os.PathLike[str]) -> Story:
-    """Return the story of the run saved in `folder`; a LoadError says what is wrong with it."""
+    """Return the story of the run saved in `folder`; a LoadError says what is wrong with it.
+
+    >>> import tempfile, torch, entrim
+    >>> from entrim.report import read
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> folder = tempfile.mkdtemp()
+    >>> entrim.sparsify(net, torch.randn(99, 4), widths={"0": 4}).save(folder)
+    >>> [(layer.name, layer.before, layer.after) for layer in read(folder).layers]
+    [('0', 8, 4), ('2', 2, 2)]
+    """
     place, manifest = Path(folder), read_manifest(folder)
     if "record" not in manifest:
         raise LoadError(

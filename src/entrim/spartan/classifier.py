@@ -14,7 +14,7 @@ from entrim.spartan.classification import Classification
 class eSPAClassifier(ClassifierMixin, BoxModel):  # noqa: N801 (the name of the method)
     """Classification by boxes of the feature space, with one importance w a feature (eSPA+).
 
-    Minimises, over importances w on the simplex, class laws P, affiliations gamma and centres C,
+    Minimises, over importances w on the simplex, class laws P, affiliations gamma and centres C::
 
         box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d
         - eps_cl / T sum_tk gamma_kt log P_k(class of t)
@@ -31,9 +31,9 @@ class eSPAClassifier(ClassifierMixin, BoxModel):  # noqa: N801 (the name of the 
 
     Attributes
     ----------
-    classes_ : (M,) the classes. box_proba_ : (K, M) the class law of each box.
-    w_, feature_importances_, centers_, labels_, loss_, trace_, certificate_, status_, n_iter_,
-    n_boxes_ : as in `SPARTAnRegressor`.
+    classes_ : (M,) the classes.
+    box_proba_ : (K, M) the class law of each box.
+    w_, centers_, labels_, loss_ and the rest : as in `SPARTAnRegressor`.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(200, 50))

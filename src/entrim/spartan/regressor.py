@@ -13,7 +13,7 @@ from entrim.spartan.regression import Regression
 class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
     """Piecewise-linear regression on few features: K boxes, one importance w a feature.
 
-    Minimises, over importances w on the simplex, regressions L, affiliations gamma and centres C,
+    Minimises, over importances w on the simplex, regressions L, affiliations gamma and centres C::
 
         box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d
         + eps_l2 ||L||^2  +  eps_r / (T M) sum_tk gamma_kt ||y_t - L_0k - sum_d w_d L_dk x_dt||^2
@@ -39,7 +39,8 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
     w_ : (n_features / block,) importances; exactly 0 for the features that go.
     feature_importances_ : (n_features,) the same, a column.
     coef_, intercept_ : (K, M, n_features), (K, M) of the boxes; without M for a 1-D target.
-    centers_ : (K, n_features) box centres. labels_ : (n_samples,) box of each training row.
+    centers_ : (K, n_features) box centres.
+    labels_ : (n_samples,) box of each training row.
     loss_, trace_ : the loss and how it fell, sweep by sweep, in the best descent.
     certificate_, status_, n_iter_ : its optimality residual, how it ended, its sweeps.
     n_boxes_ : the number of boxes that are not empty, the K of the shapes above.

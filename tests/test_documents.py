@@ -1,0 +1,181 @@
+"""The documents: their code runs and prints what they say, and their links lead somewhere."""
+
+import argparse
+import contextlib
+import functools
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import entrim
+import entrim.errors
+import entrim.experiments
+import entrim.network
+import entrim.report
+from entrim.commands.main import parser
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NEEDS_FILES = {"imagenet_samples"}
+"""Public functions whose examples cannot run everywhere."""
+
+
+def blocks_of(text: str) -> list[str]:
+    """Return the Python code of a document, without what it marks as not run."""
+    shown = re.sub(r"^<!-- not run: .*? -->\n```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```python\n(.*?)^```", shown, re.DOTALL | re.MULTILINE)
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def promised(block: str) -> list[str]:
+    """Return the lines that a block says it prints."""
+    return re.findall(r"^# -> ?(.*)", block, re.MULTILINE)
+
+
+PAGES = [page for page in DOCUMENTS if page.parent != ROOT and blocks_of(page.read_text())]
+
+
+@functools.cache
+def scene() -> dict[str, Any]:
+    """Return what the pages of docs/ talk about: a reader's network and images, and a first cut."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 8, 3, padding=1),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(8, 16, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool=nn.AdaptiveAvgPool2d(2),
+            flat=nn.Flatten(),
+            fc=nn.Linear(64, 10),
+        )
+    ).eval()
+    images, more_images = torch.randn(300, 3, 8, 8), torch.randn(200, 3, 8, 8)
+    labels = model(images).argmax(1)
+
+    def accuracy(net: nn.Module) -> float:
+        return float((net(images).argmax(1) == labels).float().mean())
+
+    return {
+        "model": model,
+        "images": images,
+        "more_images": more_images,
+        "labels": labels,
+        "accuracy": accuracy,
+        "small": entrim.sparsify(model, images, widths={"*": 0.5}),
+        "entrim": entrim,
+    }
+
+
+@pytest.mark.filterwarnings("ignore::entrim.errors.NothingCutWarning")  # a tiny network is fast
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_code_of_a_page_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = dict(scene())
+    for block in blocks_of(page.read_text()):
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            exec(compile(block, str(page), "exec"), names)
+        if promised(block):
+            assert told.getvalue().splitlines() == promised(block)
+
+
+@pytest.mark.parametrize("number", range(len(blocks_of(README))))
+def test_the_code_of_the_readme_runs_and_prints_what_it_says(number: int, tmp_path: Path) -> None:
+    block = blocks_of(README)[number]
+    run = subprocess.run(
+        [sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == promised(block)
+
+
+def test_the_readme_holds_an_example_of_ten_lines_that_says_what_it_prints() -> None:
+    assert any(promised(block) for block in blocks_of(README))
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^ {4}make ([a-z]+)", README, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\((?!http|#)([^)#]+)", document.read_text())
+    gone = [link for link in links if not (document.parent / link).exists()]
+    assert not gone
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Return the entrim commands that a document shows on lines of their own, as words."""
+    lines = re.findall(r"^ {4}(entrim [a-z]+ .*)", text.replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+SHOWN = [words for page in DOCUMENTS for words in commands_in(page.read_text())]
+OFFERED = {
+    name: set(command._option_string_actions)
+    for action in parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for name, command in action.choices.items()
+}
+
+
+@pytest.mark.parametrize("words", [w for w in SHOWN if w[1] in OFFERED], ids=" ".join)
+def test_the_options_of_a_command_in_the_documents_exist(words: list[str]) -> None:
+    given = {word for word in words[2:] if word.startswith("--")}
+    assert given <= OFFERED[words[1]]
+
+
+def test_every_error_and_warning_has_its_line_in_the_troubleshooting_page() -> None:
+    page = (ROOT / "docs/how-to/troubleshoot.md").read_text()
+    kinds = [k for k in vars(entrim.errors).values() if isinstance(k, type)]
+    assert [k.__name__ for k in kinds if f"`{k.__name__}`" not in page] == []
+
+
+SITE = '<link rel="stylesheet" href="{}"><img src="a.png"><a href="https://example.org">there</a>'
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [("style.css", 0), ("https://fonts.example/a.css", 1), ("//fonts.example/a.css", 1)],
+)
+def test_a_site_that_loads_from_another_host_is_refused(
+    address: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "index.html").write_text(SITE.format(address))
+    run = subprocess.run(
+        [sys.executable, ROOT / "docs/site/offline.py", tmp_path], capture_output=True, text=True
+    )
+    assert run.returncode == code
+    assert (f"index.html loads {address}" in run.stderr) == bool(code)
+
+
+def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    found = {name: getattr(module, name) for name in module.__all__}
+    return {n: f for n, f in found.items() if callable(f) and not isinstance(f, type)}
+
+
+@pytest.mark.parametrize("module", [entrim, entrim.report, entrim.experiments, entrim.network])
+def test_every_public_function_has_an_example(module: ModuleType) -> None:
+    found = functions_of(module)
+    assert found
+    bare = {name for name, function in found.items() if ">>>" not in (function.__doc__ or "")}
+    assert bare <= NEEDS_FILES

@@ -35,10 +35,15 @@ class StopError(Exception):
 
 @cache
 def network(seed: int = 0) -> nn.Sequential:
+    """Return a network of which two channels are nearly copies of others."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 7), nn.ReLU(), nn.Linear(7, 3)
-    ).eval()
+    net = nn.Sequential(
+        nn.Conv2d(2, 6, 2), nn.ReLU(), nn.Conv2d(6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)
+    )
+    with torch.no_grad():
+        for tensor in net[0].parameters():
+            tensor[4:] = 1.01 * tensor[:2]
+    return net.eval()
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +64,7 @@ def known(real: Callable[..., Any], model: nn.Module, shown: Any) -> Any:
 
 
 def images(seed: int = 0) -> Tensor:
-    return torch.randn(150, 2, 3, 3, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(150, 2, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
 def run(journal: Path | None, on_step: Any = None, **how: Any) -> entrim.Sparsified:
@@ -163,8 +168,17 @@ def test_only_what_is_not_finished_is_collected(
     )
     stopped_at(place, "choose", 1, **how)
     run(place, **how)
-    assert seen[:2] == [["3", "5"], ["5"]]
+    assert seen[:2] == [["2", "5"], ["5"]]
     assert not any(seen[2:])
+
+
+def test_what_is_drawn_does_not_depend_on_how_much_is_collected_at_once() -> None:
+    steps: list[entrim.Step] = []
+    passes = run(None, steps.append, **WAYS["eps"], memory_limit=6_000)
+    same(passes, run(None, **WAYS["eps"]))
+    assert {step.total for step in steps if step.stage == "collect"} == {6}
+    other = run(None, **WAYS["eps"], generator=torch.Generator().manual_seed(2))
+    assert passes.record.groups != other.record.groups
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "swap"])

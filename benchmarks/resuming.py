@@ -1,8 +1,8 @@
 """What a journal costs a run, and what it saves one that was interrupted.
 
-`python -m benchmarks.resuming` cuts ResNet-20 to half of its MACs four times: whole, whole with a
-journal, and twice resumed. Seconds are those of the processor, so that other work on the machine
-counts little. Needs ENTRIM_ASSETS.
+`python -m benchmarks.resuming` cuts ResNet-20 to half of its MACs with a journal, copies that at
+two moments, and lets two other runs go on from the copies. Seconds are those of the processor, so
+that other work on the machine counts little. Needs ENTRIM_ASSETS.
 """
 
 import shutil
@@ -10,93 +10,87 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import entrim
 from benchmarks.cifar import Subject
 from benchmarks.ledger import networks_at_hand
-from entrim.journal import Journal
+from entrim.journal import Journal, Unit
 
 NAME = "cifar10_resnet20"
 BUDGET = entrim.Budget(macs=0.5)
 MOMENTS = (("sense", 1.0), ("rebuild", 0.5))
-"""Where runs are stopped: a stage, and how much of it is done then."""
+"""When the journal is copied: a stage, and how much of it is done then."""
+Seconds = dict[str, float]
 
 
-class StopError(Exception):
-    """What interrupts a run."""
+@contextmanager
+def counting(seconds: Seconds) -> Iterator[None]:
+    """Add what the block takes: of the processor, and on the clock."""
+    begin = time.process_time(), time.perf_counter()
+    yield
+    seconds["processor"] = seconds.get("processor", 0.0) + time.process_time() - begin[0]
+    seconds["clock"] = seconds.get("clock", 0.0) + time.perf_counter() - begin[1]
 
 
 class Timed(Journal):
-    """A journal that knows what it costs."""
+    """A journal that knows what all of its kind have cost."""
 
-    spent = 0.0
+    seconds: Seconds = {}  # noqa: RUF012
 
-    def find(self, name: str) -> Any:
-        return timed(super().find, name)
+    def find(self, name: str) -> Unit | None:
+        with counting(self.seconds):
+            return super().find(name)
 
-    def keep(self, name: str, unit: Any) -> Any:
-        return timed(super().keep, name, unit)
-
-
-def timed(work: Callable[..., Any], *args: Any) -> Any:
-    """Return what the work does, and count its seconds."""
-    begin = time.perf_counter()
-    try:
-        return work(*args)
-    finally:
-        Timed.spent += time.perf_counter() - begin
+    def keep(self, name: str, unit: Unit) -> None:
+        with counting(self.seconds):
+            super().keep(name, unit)
 
 
-def run(subject: Subject, journal: Journal | None, stop: tuple[str, float] | None = None) -> float:
-    """Return the seconds of a run, up to where it is stopped."""
-
-    def on_step(step: entrim.Step) -> None:
-        if stop and step.stage == stop[0] and step.done >= stop[1] * step.total:
-            raise StopError
-
-    begin = time.process_time()
-    with warnings.catch_warnings(), suppress(StopError):
+def run(subject: Subject, folder: Path, on_step: Callable[[entrim.Step], None]) -> Seconds:
+    """Return the seconds of a run."""
+    found: Seconds = {}
+    with warnings.catch_warnings(), counting(found):
         warnings.simplefilter("ignore")
+        journal = Timed(folder=folder)
         entrim.sparsify(
             subject.model, subject.images, budget=BUDGET, journal=journal, on_step=on_step
         )
-    return time.process_time() - begin
+    return found
 
 
 def main() -> None:
     """Measure, and print."""
     subject = Subject.of(NAME)
-    run(subject, None, ("trace", 1.0))  # the first export loads what all need
-    whole = run(subject, None)
-    print(f"whole: {whole:.1f} s with {torch.get_num_threads()} threads", flush=True)
+    entrim.trace(subject.model, subject.images[:4])  # the first export loads what all need
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name, "journal")
-        begin = time.perf_counter()
-        kept = run(subject, Timed(folder=place))
-        share = Timed.spent / (time.perf_counter() - begin)
-        size = sum(file.stat().st_size for file in place.iterdir())
-        files = len(list(place.iterdir()))
+        journal, copies = Path(name, "journal"), dict.fromkeys(MOMENTS, Path())
+
+        def copy(step: entrim.Step) -> None:
+            for number, (stage, share) in enumerate(MOMENTS):
+                place = Path(name, f"copy {number}")
+                if step.stage == stage and step.done >= share * step.total and not place.exists():
+                    copies[(stage, share)] = Path(shutil.copytree(journal, place))
+
+        whole = run(subject, journal, copy)
+        cost = {kind: value / whole[kind] for kind, value in Timed.seconds.items()}
+        files = list(journal.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in files)
         print(
-            f"with a journal: {kept:.1f} s, {kept / whole:.3f} of that; reading and writing "
-            f"{files} files of {size / 1e6:.1f} MB took {Timed.spent:.2f} s, {share:.2%} of the "
-            "time that passed",
+            f"whole: {whole['processor']:.1f} s, {torch.get_num_threads()} threads; its journal of "
+            f"{len(files)} units, {size / 1e6:.1f} MB: {cost['processor']:.2%} of these seconds, "
+            f"{cost['clock']:.2%} on the clock",
             flush=True,
         )
-        shutil.rmtree(place)
-        for stop in MOMENTS:
-            before = run(subject, Journal(folder=place), stop)
-            shutil.copytree(place, Path(name, "copy"))
-            rest = run(subject, Journal(folder=Path(name, "copy")))
-            shutil.rmtree(Path(name, "copy"))
+        for (stage, share), place in copies.items():
+            rest = run(subject, place, lambda _: None)["processor"]
             print(
-                f"stopped at {stop[1]:.0%} of {stop[0]} ({before:.1f} s in this sitting): the rest "
-                f"takes {rest:.1f} s, {rest / whole:.2f} of a whole run",
+                f"resumed at {share:.0%} of {stage}: {rest:.1f} s, {rest / whole['processor']:.2f} "
+                "of a whole run",
                 flush=True,
             )
 

@@ -108,7 +108,7 @@ def climb(
     """
     groups = fitting(run, scene, asks)
     known = [g for g in groups if all(run.journal.has(key(g.name)) for key in (_order, _damage))]
-    gather(run, scene, [group for group in groups if group not in known], grams)
+    gather(run, scene, scene.reading(*(group for group in groups if group not in known)), grams)
     ladders = {}
     with run.stage("choose"):
         for done, group in enumerate(groups, 1):
@@ -164,7 +164,7 @@ def _sensed(
     rest = {name: trials[name] for name, unit in found.items() if unit is None}
     if not rest:
         return
-    gather(run, scene, map(scene.graph.group, rest), sensor.grams)
+    gather(run, scene, scene.reading(*map(scene.graph.group, rest)), sensor.grams)
     for name, moved in sensor.look(rest, held={}):
         unit = Unit({"divergence": [one.divergence for one in moved]})
         run.journal.keep(_damage(name), unit)
@@ -210,7 +210,7 @@ class _Tried(Trials):
             for name, ladder in self.ladders.items()
             if self._chooses(name, stop) and not self.run.journal.has(self._key(name, stop))
         ]
-        gather(self.run, self.scene, anew, self.grams)
+        gather(self.run, self.scene, self.scene.reading(*anew), self.grams)
         return {name: self._choice(name, stop, why) for name in self.ladders}
 
     def seconds(self, stop: Stop) -> float:

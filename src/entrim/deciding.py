@@ -61,9 +61,10 @@ class Scene:
         hidden = [site for site in self.graph.sites if site.layer not in self.readers]
         return {name for site in hidden for name in site.feeds}
 
-    def reading(self, group: Group) -> list[Reader]:
-        """Return the layers that read the channels of `group`."""
-        return [reader for reader in self.readers.values() if group.name in reader.site.feeds]
+    def reading(self, *groups: Group) -> list[Reader]:
+        """Return the layers that read channels of any of `groups`."""
+        names = {group.name for group in groups}
+        return [reader for reader in self.readers.values() if names & reader.site.feeds.keys()]
 
     def alone(self, group: Group) -> bool:
         """Whether one layer makes the channels and one reads them: no skip path, no sharing."""
@@ -86,7 +87,7 @@ def collect(
 ) -> list[Group]:
     """Put the moments of all groups that are asked for on `grams`; return those that fit."""
     groups = fitting(run, scene, asks, quiet=quiet)
-    gather(run, scene, groups, grams, quiet=quiet)
+    gather(run, scene, scene.reading(*groups), grams, quiet=quiet)
     return groups
 
 
@@ -107,15 +108,10 @@ def fitting(run: Run, scene: Scene, asks: Mapping[str, Ask], *, quiet: bool = Fa
 
 
 def gather(
-    run: Run, scene: Scene, groups: Iterable[Group], grams: Shelf, *, quiet: bool = False
+    run: Run, scene: Scene, readers: Iterable[Reader], grams: Shelf, *, quiet: bool = False
 ) -> None:
-    """Put the moments of all that reads these groups on `grams`, as far as they lack there."""
-    names = {group.name for group in groups}
-    missing = [
-        reader
-        for reader in scene.readers.values()
-        if names & reader.site.feeds.keys() and reader.site.layer not in grams.values
-    ]
+    """Put the moments of these layers on `grams`, as far as they lack there."""
+    missing = [reader for reader in readers if reader.site.layer not in grams.values]
 
     def on_batch(done: int, total: int) -> None:
         if not quiet:
@@ -131,7 +127,7 @@ def decide(
     """Return the choice in every group that is asked for."""
     groups = fitting(run, scene, asks, quiet=quiet)
     open_ = [g for g in groups if quiet or not run.journal.has(_choice(g.name))]
-    gather(run, scene, open_, grams, quiet=quiet)
+    gather(run, scene, scene.reading(*open_), grams, quiet=quiet)
     return choose_in(groups, run, scene, asks, grams, quiet=quiet)
 
 
@@ -216,7 +212,7 @@ def name_eps(run: Run, scene: Scene, asks: Mapping[str, Ask], grams: Shelf) -> N
             why = "the whole network keeps the budget" if run.settings.budget else why
         run.warn(f"nothing was cut: {why}", NothingCutWarning)
         return
-    gather(run, scene, map(scene.graph.group, by_eps), grams)
+    gather(run, scene, scene.reading(*map(scene.graph.group, by_eps)), grams)
     for power in range(1, _TRIES + 1):
         for name, ask in by_eps.items():
             group, factor = scene.graph.group(name), _FACTOR**power

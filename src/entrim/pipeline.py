@@ -215,7 +215,8 @@ def example_of(run: Run, example: Example | None) -> Example:
 def _through(run: Run, example: Example) -> Sparsified:
     """Go through all stages, after what an interrupted run has finished of them."""
     scene = look(run, example)
-    with run.journal.opened(identity(run, scene, example)) as finished:
+    known = {} if run.journal.folder is None else identity(run, scene, example)
+    with run.journal.opened(known) as finished:
         if finished:
             run.tell("resume", "the interrupted run", finished, finished, "finished before")
         return _onward(run, scene, example)

@@ -95,8 +95,7 @@ def _alone(
         if reader.site.dim in stays.get(reader.site.weight, {})
         and (not run.settings.sequential or len(reader.places) > 1)
     }
-    feeds = [r.site.feeds for layer, r in readers.items() if not journal.has(layer)]
-    gather(run, scene, {scene.graph.group(name) for feed in feeds for name in feed}, grams)
+    gather(run, scene, [r for layer, r in readers.items() if not journal.has(layer)], grams)
     for layer, reader in readers.items():
         unit = journal.once(layer, partial(_refitted, run, scene, reader, stays, tensors, grams))
         put_back(unit, tensors)

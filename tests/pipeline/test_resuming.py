@@ -35,10 +35,15 @@ class StopError(Exception):
 
 @cache
 def network(seed: int = 0) -> nn.Sequential:
+    """Return a network of which two channels are nearly copies of others."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 7), nn.ReLU(), nn.Linear(7, 3)
-    ).eval()
+    net = nn.Sequential(
+        nn.Conv2d(2, 6, 2), nn.ReLU(), nn.Conv2d(6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)
+    )
+    with torch.no_grad():
+        for tensor in net[0].parameters():
+            tensor[4:] = 1.01 * tensor[:2]
+    return net.eval()
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +64,7 @@ def known(real: Callable[..., Any], model: nn.Module, shown: Any) -> Any:
 
 
 def images(seed: int = 0) -> Tensor:
-    return torch.randn(150, 2, 3, 3, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(150, 2, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
 def run(journal: Path | None, on_step: Any = None, **how: Any) -> entrim.Sparsified:
@@ -148,23 +153,54 @@ def stopped_at(place: Path, stage: str, number: int, **how: Any) -> list[Path]:
     return sorted(place.glob("*.safetensors"))
 
 
-def test_only_what_is_not_finished_is_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, how, seen = tmp_path / "journal", WAYS["eps"] | {"resamples": 0}, []
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the layers whose moments are collected, a list for each time."""
+    seen: list[list[str]] = []
     real = capture.capture
-    monkeypatch.setattr(
-        deciding,
-        "capture",
-        lambda task, readers, *rest: (
-            seen.append([r.site.layer for r in readers]),
-            real(task, readers, *rest),
-        ),
-    )
+
+    def watched(task: Any, readers: Any, *rest: Any) -> None:
+        if readers:
+            seen.append([reader.site.layer for reader in readers])
+        real(task, readers, *rest)
+
+    monkeypatch.setattr(deciding, "capture", watched)
+    return seen
+
+
+def test_only_what_is_not_finished_is_collected(tmp_path: Path, collected: list[list[str]]) -> None:
+    place, how = tmp_path / "journal", WAYS["eps"] | {"resamples": 0}
     stopped_at(place, "choose", 1, **how)
     run(place, **how)
-    assert seen[:2] == [["3", "5"], ["5"]]
-    assert not any(seen[2:])
+    assert collected == [["2", "5"], ["5"]]
+
+
+class Meeting(nn.Module):
+    """Two layers that a third one reads, one of them read by a fourth too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(32, 6), nn.Linear(32, 6)
+        self.both, self.one = nn.Linear(12, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x.flatten(1)).relu(), self.b(x.flatten(1)).relu()
+        return self.both(torch.cat([a, b], 1)) + self.one(b)
+
+
+def test_a_refit_collects_its_own_layers_only(collected: list[list[str]]) -> None:
+    run(None, model=Meeting().eval(), widths={"a": 3}, mode="independent")
+    assert collected == [["both"]]
+
+
+def test_what_is_drawn_does_not_depend_on_how_much_is_collected_at_once() -> None:
+    steps: list[entrim.Step] = []
+    passes = run(None, steps.append, **WAYS["eps"], memory_limit=6_000)
+    same(passes, run(None, **WAYS["eps"]))
+    assert {step.total for step in steps if step.stage == "collect"} == {6}
+    other = run(None, **WAYS["eps"], generator=torch.Generator().manual_seed(2))
+    assert passes.record.groups != other.record.groups
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "swap"])

@@ -25,6 +25,7 @@ from entrim import atomic
 from entrim.errors import LoadError, PlanError, SaveError
 from entrim.network.form import Form, Origin, kind_of, named, tensors_of
 from entrim.plan import Plan
+from entrim.records import Record
 
 try:
     import fcntl
@@ -34,7 +35,11 @@ except ImportError:  # Windows
 FORMAT = 1
 _MANIFEST = "entrim.json"
 _LOCK = ".entrim.lock"
-_OURS = re.compile(r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|\.entrim\.lock")
+CHECKPOINT = ".entrim.checkpoint"
+"""What a run that is not finished keeps where it will be saved."""
+_OURS = re.compile(
+    r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|\.entrim\.(lock|checkpoint)"
+)
 
 
 def save(
@@ -72,7 +77,7 @@ def save(
         if not place.is_dir():
             place.mkdir(parents=True, exist_ok=True)
             atomic.sync_folder(place.parent)
-        with _alone(place):
+        with alone(place):
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
             atomic.write(place / _MANIFEST, _lines(manifest).encode())
@@ -99,7 +104,11 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     >>> entrim.load(net, folder)[0]
     Linear(in_features=4, out_features=2, bias=True)
     """
-    place = Path(folder)
+    return read(model, Path(folder))[0]
+
+
+def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the network saved in `place`, as `load` does, and the manifest that came with it."""
     try:
         manifest, weights = _complete(place)
         plan = Plan.from_json(json.dumps(manifest["plan"]))
@@ -109,12 +118,22 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     except (KeyError, TypeError, AttributeError, PlanError, SafetensorError) as error:
         raise LoadError(f"{place} is not as entrim writes it ({error!r}): save again") from error
     origin.write_on(small)
-    return small
+    return small, manifest
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what `save` noted in `folder` beside the tensors, checked: plan, origin, record."""
     return _manifest(Path(folder))
+
+
+def record_in(manifest: Mapping[str, Any], place: Path) -> Record:
+    """Return the record that was saved with the network in `place`."""
+    if "record" not in manifest:
+        raise LoadError(
+            f"{place} holds a network without the record of a run: save what sparsify returned, "
+            "with small.save(folder)"
+        )
+    return Record.from_json(json.dumps(manifest["record"]))
 
 
 def _checked_origin(small: nn.Module, plan: Plan) -> Origin:
@@ -218,11 +237,16 @@ def _weights_file(digest: str) -> str:
     return f"weights-{digest[:16]}.safetensors"
 
 
+def only_begun(place: Path) -> bool:
+    """Whether all files in the folder are left by a first save or run that did not end."""
+    return all(_OURS.fullmatch(entry.name) for entry in place.iterdir())
+
+
 def _refuse_foreign(place: Path) -> None:
     """Refuse a folder that holds things but no save; one of an interrupted first save is ours."""
     if place.exists() and not place.is_dir():
         raise SaveError(f"{place} is not a folder: choose another name")
-    if not place.is_dir() or all(_OURS.fullmatch(entry.name) for entry in place.iterdir()):
+    if not place.is_dir() or only_begun(place):
         return
     try:
         _manifest(place)
@@ -235,7 +259,7 @@ def _refuse_foreign(place: Path) -> None:
 
 def _sweep(place: Path) -> None:
     """Remove what interrupted saves and the save before left behind."""
-    keep = {_LOCK}
+    keep = {_LOCK, CHECKPOINT}
     if (place / _MANIFEST).exists():
         keep.add(_weights_file(_manifest(place)["weights"]["sha256"]))
     for entry in list(place.iterdir()):
@@ -244,8 +268,8 @@ def _sweep(place: Path) -> None:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Wait until no other process saves into `place`; a killed one does not keep the others out.
+def alone(place: Path) -> Iterator[None]:
+    """Wait until no other process writes into `place`; a killed one does not keep the others out.
 
     Where files cannot be locked (Windows, some network file systems), one process must save alone.
     """

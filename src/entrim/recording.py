@@ -9,10 +9,12 @@ from torch import nn
 
 from entrim.allocate import Stop
 from entrim.budgeting import Allocation
+from entrim.checkpoints import fingerprint
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
 from entrim.network import Cut, measure
 from entrim.network.follow import Example
+from entrim.network.form import values_of
 from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
 from entrim.run import Run
 
@@ -54,6 +56,7 @@ def recorded(
         },
         seconds=dict(run.seconds),
         notes=tuple(run.notes),
+        original=fingerprint(values_of(run.model).values()),
     )
 
 

@@ -10,10 +10,20 @@ import warnings
 from collections.abc import Sequence
 
 import entrim
-from entrim.commands import compare, demo, inspect, report, reproduce, sparsify
+from entrim.commands import (
+    compare,
+    completion,
+    demo,
+    distill,
+    inspect,
+    report,
+    reproduce,
+    search,
+    sparsify,
+)
 from entrim.errors import EntrimError
 
-COMMANDS = (demo, inspect, sparsify, report, compare, reproduce)
+COMMANDS = (demo, inspect, sparsify, search, distill, report, compare, reproduce, completion)
 _EPILOG = """\
 Results go to stdout, progress and warnings to stderr.
 Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
@@ -42,8 +52,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(_negatives(words))
-    args.words = words
+    whole = parser()
+    args = whole.parse_args(_negatives(words))
+    args.words, args.parser = words, whole
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _told

@@ -60,6 +60,8 @@ class Progress:
     stream: Any = field(default_factory=lambda: sys.stderr)
     every: float = 60.0
     """Seconds between two lines where nobody looks at a terminal."""
+    each: frozenset[str] = frozenset()
+    """Stages of which every step is worth a line there."""
     _stage: str = ""
     _begun: float = field(default_factory=time.monotonic)
     _told: float = field(default_factory=time.monotonic)
@@ -71,12 +73,16 @@ class Progress:
         if self.stream.isatty():
             end = "\n" if step.done >= step.total else ""
             self.stream.write(f"\r\x1b[K{self._line(step)[:100]}{end}")
-        elif step.done >= step.total or time.monotonic() - self._told >= self.every:
+        elif self._due(step):
             self._told = time.monotonic()
             self.stream.write(
                 f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
             )
         self.stream.flush()
+
+    def _due(self, step: Step) -> bool:
+        waited = time.monotonic() - self._told >= self.every
+        return waited or step.done >= step.total or step.stage in self.each
 
     def _line(self, step: Step) -> str:
         full = 20 * step.done // max(step.total, 1)

@@ -1,27 +1,22 @@
 """`entrim sparsify`: a smaller network, saved with its report."""
 
-import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from entrim import atomic
 from entrim.budget import Budget
-from entrim.choose import COUPLINGS, SELECTORS
+from entrim.choose import SELECTORS
 from entrim.commands import amounts
+from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.runs import add_out, refuse_held, reported, reserved, source_of
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
-from entrim.errors import CommandError, LoadError, SaveError
-from entrim.files import read_manifest
 from entrim.pipeline import Sparsified, sparsify
-from entrim.report import write
-from entrim.report.story import COMMAND
 
 _EXAMPLES = """\
 examples:
@@ -30,8 +25,7 @@ examples:
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --macs 50% --latency 5ms --out small
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --skip features.0 --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
-_SWITCHES = ("preset", "mode", "selector", "coupling", "batchnorm", "round_to", "ridge")
-_SWITCHES += ("eps_w", "eps_l2", "positions", "resamples", "memory_limit")
+_LIMITS = ("params", "macs", "bytes", "latency", "max_error")
 
 
 def add(subparsers: Any) -> ArgumentParser:
@@ -45,8 +39,7 @@ def add(subparsers: Any) -> ArgumentParser:
     )
     add_model(parser)
     add_images(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--force", action="store_true", help="replace the run that DIR holds")
+    add_out(parser)
     _add_budget(parser)
     _add_options(parser)
     return parser
@@ -78,33 +71,21 @@ def _add_options(parser: ArgumentParser) -> None:
         "--width", type=amounts.width, action="append", default=[], metavar="PATTERN=0.5",
         help="channels that stay, a number or a share; may be repeated",
     )  # fmt: skip
-    group.add_argument("--layers", action="append", metavar="PATTERN", help="look at these only")
-    group.add_argument("--skip", action="append", default=[], metavar="PATTERN", help="leave alone")
-    group.add_argument("--preset", choices=("paper",))
-    group.add_argument("--mode", choices=("sequential", "independent"))
-    group.add_argument("--no-refit", action="store_true", help="keep the weights of the choice")
-    group.add_argument("--no-correct", action="store_true", help="let skip paths drift")
     group.add_argument("--selector", choices=SELECTORS)
-    group.add_argument("--coupling", choices=COUPLINGS)
-    group.add_argument("--batchnorm", choices=("keep", "reestimate"))
-    group.add_argument("--round-to", type=int, metavar="8", help="widths are multiples of this")
-    group.add_argument("--ridge", type=float)
-    group.add_argument("--positions", type=int, help="look at so many positions of each image")
     group.add_argument("--resamples", type=int, help="record how stable the choice is")
-    group.add_argument("--memory-limit", type=amounts.size, metavar="4GB")
-    group.add_argument("--seed", type=int, default=0, help="of whatever is random (0)")
+    add_method(group)
 
 
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
-    with _reserved(place, args.force):
+    with reserved(place, partial(refuse_held, force=args.force)):
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         generator = torch.Generator().manual_seed(args.seed)
         small = sparsify(model, images, generator=generator, on_step=Progress(), **options(args))
         small.save(place)
-        page = _reported(place, args.words)
+        page = reported(place, args.words, source_of(args))
     if args.json:
         tell_json(_plain(small, place, page))
     else:
@@ -115,72 +96,13 @@ def run(args: Namespace) -> int:
 
 def options(args: Namespace) -> dict[str, Any]:
     """Return the arguments as `sparsify` takes them; what was not given is left out."""
-    found = {name: getattr(args, name) for name in _SWITCHES if getattr(args, name) is not None}
-    limits = {k: getattr(args, k) for k in ("params", "macs", "bytes", "latency", "max_error")}
-    if any(limit is not None for limit in limits.values()):
+    found = method_of(args) | given(args, ("eps_w", "eps_l2", "selector", "resamples"))
+    if limits := given(args, _LIMITS):
         found["budget"] = Budget(**limits)
-    for name, given in (("eps", args.eps), ("widths", args.width)):
-        if given:
-            found[name] = dict(given)
-    for name in ("layers", "skip"):
-        if getattr(args, name):
-            found[name] = getattr(args, name)
-    for name in ("refit", "correct"):
-        if getattr(args, f"no_{name}"):
-            found[name] = False
+    for name, patterns in (("eps", args.eps), ("widths", args.width)):
+        if patterns:
+            found[name] = dict(patterns)
     return found
-
-
-@contextmanager
-def _reserved(place: Path, force: bool) -> Iterator[None]:
-    """Refuse a folder that cannot be written before any work; leave none behind that is empty."""
-    there = place.exists()
-    if there and not place.is_dir():
-        raise CommandError(f"{place} is a file: name another folder with --out")
-    if there and any(place.iterdir()):
-        _refuse_held(place, force)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        probe = place / ".entrim.lock"  # what save() locks: the folder stays one of ours
-        with probe.open("ab"):
-            pass
-    except OSError as error:
-        raise SaveError(
-            f"{place} cannot be written ({error.strerror}): name another folder with --out"
-        ) from error
-    try:
-        yield
-    except BaseException:
-        if not there:
-            with suppress(OSError):
-                probe.unlink(missing_ok=True)
-                place.rmdir()
-        raise
-
-
-def _refuse_held(place: Path, force: bool) -> None:
-    try:
-        read_manifest(place)
-    except LoadError as error:
-        if [entry.name for entry in place.iterdir()] == [".entrim.lock"]:
-            return
-        raise CommandError(
-            f"{place} holds something else than a run of entrim: name another folder with --out"
-        ) from error
-    if not force:
-        raise CommandError(
-            f"{place} holds another run: name another folder, or pass --force to replace it"
-        )
-
-
-def _reported(place: Path, words: Sequence[str]) -> Path:
-    """Note the command beside the network, and write the page."""
-    try:
-        noted = json.dumps({"command": ["entrim", *words]}, indent=2)
-        atomic.write(place / COMMAND, noted.encode())
-    except OSError as error:
-        raise SaveError(f"{place / COMMAND} cannot be written ({error}): make room") from error
-    return write(place)
 
 
 def _plain(small: Sparsified, place: Path, page: Path) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrim.errors import LoadError
-from entrim.files import read_manifest
+from entrim.files import read_manifest, record_in
 from entrim.records import Record
 
 COMMAND = "command.json"
@@ -45,12 +44,7 @@ class Story:
 def read(folder: str | os.PathLike[str]) -> Story:
     """Return the story of the run saved in `folder`; a LoadError says what is wrong with it."""
     place, manifest = Path(folder), read_manifest(folder)
-    if "record" not in manifest:
-        raise LoadError(
-            f"{place} holds a network without the record of a run: save what sparsify returned, "
-            "with small.save(folder)"
-        )
-    record = Record.from_json(json.dumps(manifest["record"]))
+    record = record_in(manifest, place)
     return Story(
         folder=str(place),
         record=record,

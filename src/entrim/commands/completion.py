@@ -47,7 +47,9 @@ def script_for(shell: str, parser: ArgumentParser) -> str:
     except ImportError as error:
         raise MissingExtraError("shell completion", "shtab", "cli") from error
     for action in actions(parser):
-        for told in getattr(action, "_choices_actions", ()):  # zsh and fish show what a command does
+        for told in getattr(
+            action, "_choices_actions", ()
+        ):  # zsh and fish show what a command does
             action.choices[told.dest].description = told.help
         if action.metavar in _PATHS and action.choices is None:
             action.complete = getattr(shtab, _PATHS[action.metavar])  # type: ignore[attr-defined]

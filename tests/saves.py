@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from entrim import Plan, apply_plan
 from tests.network.kinds import shaken
@@ -29,3 +29,19 @@ def everything(model: nn.Module) -> dict[str, Any]:
         facts["/" + name] = {k: v for k, v in vars(module).items() if isinstance(v, plain)}
     facts["state"] = list(model.state_dict())
     return facts
+
+
+class Tied(nn.Module):
+    """One weight by two names, a layer by two names, and buffers that no state dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.c.weight, self.again = self.b.weight, self.b
+        self.out = nn.Linear(6, 2)
+        self.register_buffer("scale", torch.rand(6), persistent=False)
+        self.register_buffer("scale_again", self.get_buffer("scale"), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.again(self.b(self.a(x)).relu()).relu() * self.get_buffer("scale")
+        return self.out(self.c(x).relu() + self.get_buffer("scale_again"))

@@ -15,7 +15,7 @@ from entrim.network.follow import Example
 from tests.network.kinds import KINDS, Net, conv, shaken
 from tests.network.oracle import flat, random_plan
 from tests.network.test_surgery import PLAN, Small, sized
-from tests.saves import IMAGES, everything, small_one
+from tests.saves import IMAGES, Tied, everything, small_one
 
 
 @pytest.fixture
@@ -62,22 +62,6 @@ def test_precision_format_modes_and_gradient_flags_are_those_of_the_saved_one(
     weight = back.get_parameter("a.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert not weight.is_contiguous()
-
-
-class Tied(nn.Module):
-    """One weight by two names, a layer by two names, and buffers that no state dict has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-        self.c.weight, self.again = self.b.weight, self.b
-        self.out = nn.Linear(6, 2)
-        self.register_buffer("scale", torch.rand(6), persistent=False)
-        self.register_buffer("scale_again", self.get_buffer("scale"), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.again(self.b(self.a(x)).relu()).relu() * self.get_buffer("scale")
-        return self.out(self.c(x).relu() + self.get_buffer("scale_again"))
 
 
 def test_shared_tensors_stay_shared_and_buffers_outside_the_state_dict_come_back(

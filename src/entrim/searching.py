@@ -207,7 +207,7 @@ def search(
         images=run.images.count,
         cost=cost,
         intact=intact,
-        settings={"parts": parts, **asdict(wanted), **asdict(settings)},
+        settings={**asdict(settings), "parts": parts, **asdict(wanted)},
         versions={package: version(package) for package in ("entrim", "torch", "optuna")},
         front=pareto(tried, cost),
         trials=tuple(tried),

@@ -27,8 +27,11 @@ def broken():
 def wrong():
     return 3
 
+def more(model):
+    return float(sum(p.numel() for p in model.parameters()))
+
 def fewer(model):
-    return -float(sum(p.numel() for p in model.parameters()))
+    return -more(model)
 
 number = 3
 """

@@ -59,6 +59,7 @@ def test_a_score_that_fails_on_the_original_is_refused_at_once(bad: Any) -> None
         ({"between": (0.6, 0.2)}, "between is .*at least 0"),
         ({"trials": 0}, "trials is 0: hand over a whole number from 1"),
         ({"seed": -1}, "seed is -1"),
+        ({"timeout": 0.0}, "timeout is 0.0: hand over seconds, or None"),
         ({"prune": 0.5}, "prune is 0.5: hand over a factor from 1, or None"),
         ({"cost": "bytes"}, "cost is 'bytes': choose 'params' or 'macs'"),
         ({"sampler": "grid"}, "sampler is 'grid'"),

@@ -1,6 +1,8 @@
 """The search: its front, the way back to a network, and what it spares."""
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,18 @@ def test_the_best_is_looked_for_among_all_trials_and_the_cheapest_named_when_non
         assert found.best(macs=limit).score == max(t.score or 0.0 for t in fitting)
     with pytest.raises(BadSettingError, match=f"the cheapest has {found.front[0].params:.1%}"):
         found.best(params=1e-6)
+
+
+def test_the_smallest_is_the_cheapest_of_those_that_score_enough() -> None:
+    found = usual()
+    scored = [t for t in found.record.trials if t.score is not None]
+    for share in (0.5, 0.9):
+        least = share * found.record.intact
+        good = [t.params for t in scored if (t.score or 0.0) >= least]
+        assert found.smallest(least).params == min(good)
+    best = found.front[-1]
+    with pytest.raises(BadSettingError, match=f"the best is trial {best.number} with"):
+        found.smallest(2.0)
 
 
 def test_one_seed_finds_the_same_and_another_does_not() -> None:
@@ -180,6 +194,24 @@ def test_a_dead_layer_is_no_obstacle() -> None:
     nn.init.constant_(model.get_parameter("2.bias"), -100.0)
     found = entrim.search(model.eval(), torch.randn(100, 6), lambda _: 1.0, trials=3)
     assert all(t.widths["2"] == 1 for t in found.record.trials)
+
+
+def test_when_the_time_is_over_no_trial_is_begun_but_each_call_tries_one(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"trials": 3, "storage": tmp_path / "search.log", "timeout": 1e-9}
+    assert [len(searched(**options).record.trials) for _ in range(4)] == [1, 2, 3, 3]
+    assert len(searched(trials=2, timeout=3600.0).record.trials) == 2
+
+
+def test_the_time_left_is_told_at_the_pace_of_this_call(tmp_path: Path) -> None:
+    file = tmp_path / "search.log"
+    for trials in (4, 6):
+        steps: list[entrim.Step] = []
+        begun = time.monotonic()
+        searched(trials=trials, prune=None, storage=file, on_step=steps.append)
+        took = time.monotonic() - begun
+        left = [s.seconds_left for s in steps if s.stage == "search"]
+        assert left[-1] == 0
+        assert all(seconds is not None and 0 < seconds <= trials * took for seconds in left[:-1])
 
 
 def test_every_trial_is_told_and_nothing_else_is_heard(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,13 @@
 
 import shutil
 import subprocess
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from entrim.commands.completion import SHELLS, actions, script_for
+from entrim.commands.completion import SHELLS, actions, commands_of, script_for
 from entrim.commands.main import COMMANDS, main, parser
 
 pytest.importorskip("shtab", reason="needs shtab: pip install entrim[cli]")
@@ -19,6 +20,10 @@ complete -p entrim > /dev/null && _shtab_entrim
 printf '%s\n' "${COMPREPLY[@]}"
 """
 Asked = Callable[..., set[str]]
+
+
+def commands(whole: ArgumentParser) -> dict[str, ArgumentParser]:
+    return next(found for action in whole._actions if (found := commands_of(action)))
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +53,7 @@ def test_bash_offers_every_command(bash: Asked) -> None:
 
 def test_bash_offers_every_option_of_every_command(bash: Asked) -> None:
     whole = parser()
-    commands = next(a.choices for a in whole._actions if isinstance(a.choices, dict))
-    for name, inner in commands.items():
+    for name, inner in commands(whole).items():
         known = {option for action in inner._actions for option in action.option_strings}
         assert bash(name, "--") == {option for option in known if option.startswith("--")}
 
@@ -74,8 +78,7 @@ def test_bash_offers_choices_and_paths(
 
 def test_a_new_option_is_offered_without_further_work() -> None:
     whole = parser()
-    commands = next(a.choices for a in whole._actions if isinstance(a.choices, dict))
-    commands["report"].add_argument("--paint", choices=("red", "blue"))
+    commands(whole)["report"].add_argument("--paint", choices=("red", "blue"))
     for shell in SHELLS:
         assert "paint" in script_for(shell, whole)
         assert "paint" not in script_for(shell, parser())

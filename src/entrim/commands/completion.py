@@ -1,6 +1,6 @@
 """`entrim completion`: what a shell needs to complete commands, options and choices."""
 
-from argparse import Action, ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,12 +47,12 @@ def script_for(shell: str, parser: ArgumentParser) -> str:
     except ImportError as error:
         raise MissingExtraError("shell completion", "shtab", "cli") from error
     for action in actions(parser):
-        for told in getattr(
-            action, "_choices_actions", ()
-        ):  # zsh and fish show what a command does
-            action.choices[told.dest].description = told.help
+        lines = {told.dest: told.help for told in getattr(action, "_choices_actions", ())}
+        for name, inner in commands_of(action).items():
+            inner.description = lines[name]  # what zsh and fish show beside a command
         if action.metavar in _PATHS and action.choices is None:
-            action.complete = getattr(shtab, _PATHS[action.metavar])  # type: ignore[attr-defined]
+            offered = getattr(shtab, _PATHS[action.metavar])
+            action.complete = offered  # pyright: ignore[reportAttributeAccessIssue]
     return shtab.complete(parser, shell)
 
 
@@ -60,6 +60,10 @@ def actions(parser: ArgumentParser) -> Iterator[Action]:
     """Yield every argument of the parser and of the commands in it."""
     for action in parser._actions:
         yield action
-        if isinstance(action.choices, dict):
-            for inner in action.choices.values():
-                yield from actions(inner)
+        for inner in commands_of(action).values():
+            yield from actions(inner)
+
+
+def commands_of(action: Action) -> dict[str, ArgumentParser]:
+    """Return the parsers of the commands, where the argument is that which names one."""
+    return dict(action.choices) if isinstance(action, _SubParsersAction) else {}

@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import entrim
 from entrim.commands import search as searching
 from entrim.commands.main import main
-from entrim.commands.scores import Accuracy, read_metric
+from entrim.commands.scores import Accuracy, Metric, read_metric
 from entrim.commands.showing import Progress
 from entrim.errors import CommandError
 from entrim.records import Step
@@ -86,6 +87,23 @@ def test_the_same_command_goes_on_and_picks_again(
     assert done.code == 0, done.err
     better = command("distill", "more/trial-0", "--epochs", "1", "--force", "--out", "more-better")
     assert better.code == 0, better.err
+
+
+def test_a_process_that_knows_of_fewer_trials_does_not_write_over_those_of_another(
+    tmp_path: Path,
+) -> None:
+    trial = entrim.Trial(
+        number=0, eps={}, widths={}, params=1.0, macs=1.0, lost=0.0, score=1.0, how="scored",
+        seconds=0.0, digest="",
+    )  # fmt: skip
+    none = entrim.SearchRecord(
+        model="Net", images=1, cost="params", intact=1.0, settings={}, versions={}, front=(),
+        trials=(), seconds={},
+    )  # fmt: skip
+    metric = Metric(lambda _: 1.0, "accuracy", "0")
+    for known, noted in ((1, 1), (3, 3), (2, 3), (4, 4)):
+        searching._note(tmp_path, replace(none, trials=(trial,) * known), metric)
+        assert len(json.loads((tmp_path / "search.json").read_text())["trials"]) == noted
 
 
 def test_an_interrupted_search_goes_on(

@@ -92,15 +92,14 @@ def run(args: Namespace) -> int:
         images = read_pictures(args, model)
         metric = read_metric(args, model)
         found = _searched(args, place, model, images, metric)
-        with alone(place):  # other processes of the same search may end now too
-            note(place / RECORD, {"metric": metric.name, **json.loads(found.record.to_json())})
-            try:
-                trial = picked(found, args.pick)
-            except BadSettingError:
-                _tell(found.record, metric, args.json)
-                raise
-            small = found.sparsified(trial, on_step=Progress())
-            folder = place / f"trial-{trial.number}"
+        _note(place, found.record, metric)
+        try:
+            trial = picked(found, args.pick)
+        except BadSettingError:
+            _tell(found.record, metric, args.json)
+            raise
+        small, folder = found.sparsified(trial, on_step=Progress()), place / f"trial-{trial.number}"
+        with alone(place):
             small.save(folder)
             page = reported(folder, args.words, source_of(args))
     _tell(found.record, metric, args.json, (trial, small, folder, page))
@@ -153,6 +152,15 @@ def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Met
         raise CommandError(
             f"{place} cannot hold this search: {error} (here: name another folder with --out)"
         ) from error
+
+
+def _note(place: Path, record: SearchRecord, metric: Metric) -> None:
+    """Write all trials down, unless another process that ended just before knew of more."""
+    file = place / RECORD
+    with alone(place):
+        known = json.loads(file.read_text())["trials"] if file.exists() else []
+        if len(known) <= len(record.trials):
+            note(file, {"metric": metric.name, **json.loads(record.to_json())})
 
 
 def _refuse_other(place: Path) -> None:

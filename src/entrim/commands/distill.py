@@ -27,6 +27,12 @@ from entrim.errors import CommandError
 from entrim.files import CHECKPOINT, read_manifest
 from entrim.pipeline import Sparsified
 
+_WHAT = """\
+Train a saved run for a short time to say what its original says, and write the better
+network, its record and an HTML report. What is not said about network and images is taken
+from DIR/command.json; relative paths in it begin at the current folder. The code of MODEL is
+run, also where that file names it. A run that was stopped or killed goes on when the same
+command is given again."""
 _EXAMPLES = """\
 examples:
   entrim distill small --out better            network and images as small was made with
@@ -41,11 +47,7 @@ def add(subparsers: Any) -> ArgumentParser:
     parser: ArgumentParser = subparsers.add_parser(
         "distill",
         help="train a saved run, without labels, to say what its original says",
-        description="Train a saved run for a short time to say what its original says, and write "
-        "the better network, its record and an HTML report. What is not said about network and "
-        "images is taken from DIR/command.json; relative paths in it begin at the current folder. "
-        "The code of MODEL is run, also where that file names it. A run that was stopped or killed "
-        "goes on when the same command is given again.",
+        description=_WHAT,
         epilog=_EXAMPLES,
     )
     parser.add_argument("folder", metavar="DIR", help="the folder of a run")

@@ -21,6 +21,11 @@ from entrim.report.numbers import percent
 from entrim.searching import Searched, search
 
 RECORD = "search.json"
+_WHAT = """\
+Try settings for each part of a network, size against score, print the front between the two,
+and save one network of it as a run in DIR/trial-N. Every trial is kept in DIR: the same command
+goes on after a stop or a kill, tries more with a larger --trials, and shares the work when it
+is started several times. The code of MODEL is run."""
 _EXAMPLES = """\
 examples:
   entrim search nets.py:LeNet --weights lenet.pt --images x.npy --test-images t.npy \\
@@ -37,10 +42,7 @@ def add(subparsers: Any) -> ArgumentParser:
     parser: ArgumentParser = subparsers.add_parser(
         "search",
         help="tune the cut of a network by a metric, size against score",
-        description="Try settings for each part of a network, size against score, print the front "
-        "between the two, and save one network of it as a run in DIR/trial-N. Every trial is kept "
-        "in DIR: the same command goes on after a stop or a kill, tries more with a larger "
-        "--trials, and shares the work when it is started several times. The code of MODEL is run.",
+        description=_WHAT,
         epilog=_EXAMPLES,
     )
     add_model(parser)

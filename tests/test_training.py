@@ -1,153 +1,19 @@
-"""The training loop: the same bits after a kill, the best state handed out, bad input refused."""
+"""The training loop: the best or last state handed out, progress told, bad recipes refused."""
 
 import math
-import multiprocessing as mp
-import os
 import re
-import signal
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
-from entrim.errors import BadSettingError, CheckpointError, SaveError
+from entrim.checkpoints import fingerprint
+from entrim.errors import BadSettingError
 from entrim.network.form import values_of
-from entrim.recipes import Recipe, Task, Trained
 from entrim.records import Step
 from entrim.training import train
-
-RECIPE = Recipe(epochs=4, batch=16, learning_rate=1e-2)
-
-
-def network() -> nn.Module:
-    """Return a network with everything that a resume can get wrong: dropout, BatchNorm."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 2)
-        )
-
-
-def regression(count: int = 90, noise: float = 0.1) -> Task:
-    """Return the task of fitting a curve, on inputs that are disturbed at random."""
-    g = torch.Generator().manual_seed(1)
-    x = torch.randn(count + 40, 6, generator=g)
-    y = torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2]], 1)
-
-    def loss(model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
-        moved = x[index] + noise * torch.randn(len(index), 6, generator=generator)
-        return nn.functional.mse_loss(model(moved), y[index])
-
-    return Task(
-        count=count,
-        loss=loss,
-        held_out=lambda model: float(nn.functional.mse_loss(model(x[count:]), y[count:])),
-        identity=fingerprint([x, y]),
-    )
-
-
-def scripted(losses: list[float]) -> Task:
-    """Return a task whose losses on images held out are given, the first at the start."""
-    said = iter(losses)
-    return Task(
-        count=4,
-        loss=lambda model, index, _: model(torch.ones(len(index), 6)).square().mean(),
-        held_out=lambda _: next(said),
-        identity="scripted",
-    )
-
-
-def bits(trained: Trained) -> tuple[str, Any, int, str]:
-    """Return all of a result but its seconds."""
-    return (
-        fingerprint(values_of(trained.model).values()),
-        trained.history,
-        trained.best,
-        trained.ending,
-    )
-
-
-def train_slowly(file: Path, recipe: Recipe) -> None:
-    torch.set_num_threads(1)
-    train(
-        network(),
-        regression(),
-        recipe,
-        checkpoint=file,
-        every=0.0,
-        on_step=lambda _: time.sleep(0.01),
-    )
-
-
-def kill_when_written(file: Path, recipe: Recipe, times: int) -> None:
-    """Run in another process, and kill it as soon as the checkpoint was written `times` times."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    child = context.Process(target=train_slowly, args=(file, recipe))
-    child.start()
-    seen = set()
-    while len(seen) < times and child.is_alive():
-        if file.exists():
-            seen.add(file.stat().st_mtime_ns)
-        time.sleep(0.001)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-
-
-def test_a_run_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path) -> None:
-    recipe, file = RECIPE, tmp_path / "run"
-    whole = train(network(), regression(), recipe)
-    for times in (2, 5):
-        kill_when_written(file, recipe, times)
-    steps: list[Step] = []
-    resumed = train(network(), regression(), recipe, checkpoint=file, on_step=steps.append)
-    assert 7 <= steps[0].done < steps[-1].done == 24
-    assert bits(resumed) == bits(whole)
-    assert {entry.name for entry in tmp_path.iterdir()} <= {file.name}
-
-
-class StopError(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("schedule", "optimiser", "mode"),
-    [("constant", "sgd", "eval"), ("cosine", "adam", "train"), ("steps", "sgd", "train")],
-)
-def test_a_run_stopped_within_or_between_epochs_ends_with_the_same_bits(
-    tmp_path: Path, schedule: str, optimiser: str, mode: str
-) -> None:
-    recipe = replace(
-        RECIPE, epochs=2, schedule=schedule, optimiser=optimiser, mode=mode, patience=1
-    )
-    whole = train(network(), regression(), recipe)
-    for last in (1, 6, 7, 12):
-
-        def stop(step: Step, last: int = last) -> None:
-            if step.done == last:
-                raise StopError
-
-        file = tmp_path / str(last)
-        with pytest.raises(StopError):
-            train(network(), regression(), recipe, checkpoint=file, every=0.0, on_step=stop)
-        assert bits(train(network(), regression(), recipe, checkpoint=file)) == bits(whole)
-
-
-def test_a_finished_run_is_handed_out_again_without_a_step(tmp_path: Path) -> None:
-    first = train(network(), regression(), RECIPE, checkpoint=tmp_path / "run")
-    steps: list[Step] = []
-    again = train(
-        network(), regression(), RECIPE, checkpoint=tmp_path / "run", on_step=steps.append
-    )
-    assert not steps
-    assert bits(again) == bits(first)
+from tests.tasks import RECIPE, bits, network, regression, scripted
 
 
 def test_the_network_learns_and_neither_it_nor_the_callers_random_numbers_are_touched() -> None:
@@ -228,67 +94,6 @@ def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
     assert all(step.loss is not None and step.loss > 0 for step in steps)
     assert steps[-1].seconds_left == 0
     assert all(step.seconds_left is not None and step.seconds_left > 0 for step in steps[:-1])
-
-
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        ({"recipe": replace(RECIPE, learning_rate=0.1)}, "settings differ"),
-        ({"task": replace(regression(), identity="other")}, "images or aims differ"),
-        ({"model": nn.Linear(6, 2)}, "network differ"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused_and_kept(
-    tmp_path: Path, changed: dict[str, Any], what: str
-) -> None:
-    file = tmp_path / "run"
-    train(network(), regression(), RECIPE, checkpoint=file)
-    before = file.read_bytes()
-    given = {"model": network(), "task": regression(), "recipe": RECIPE} | changed
-    with pytest.raises(CheckpointError, match=re.escape(f"another run ({what}")) as refused:
-        train(**given, checkpoint=file)
-    assert "choose another file, or remove this one" in str(refused.value)
-    assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (lambda b: b[: len(b) // 2], "was cut short or changed: remove it to start again"),
-        (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "was cut short or changed"),
-        (lambda _: b"", "is no checkpoint of this entrim: choose a file that does not exist yet"),
-        (lambda _: b"my thesis", "is no checkpoint of this entrim"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_and_kept(
-    tmp_path: Path, damage: Any, sentence: str
-) -> None:
-    file = tmp_path / "run"
-    train(network(), regression(), RECIPE, checkpoint=file)
-    file.write_bytes(damage(file.read_bytes()))
-    before = file.read_bytes()
-    with pytest.raises(CheckpointError, match=re.escape(sentence)):
-        train(network(), regression(), RECIPE, checkpoint=file)
-    assert file.read_bytes() == before
-
-
-def test_a_place_that_cannot_hold_a_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be read .* choose another file"):
-        train(network(), regression(), RECIPE, checkpoint=tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match=r"cannot be written .* choose another place"):
-        write_checkpoint(tmp_path / "file" / "run", {}, {})
-
-
-def test_a_checkpoint_gives_back_what_was_put_in(tmp_path: Path) -> None:
-    state = {"a": torch.arange(3), "b": [1.5, "x"], "c": torch.ones((), dtype=torch.bfloat16)}
-    file = tmp_path / "new" / "run"
-    assert read_checkpoint(file, {"x": "1"}) is None
-    write_checkpoint(file, {"x": "1"}, state)
-    found = read_checkpoint(file, {"x": "1"})
-    assert found is not None
-    assert found["b"] == state["b"]
-    assert fingerprint([found["a"], found["c"]]) == fingerprint([state["a"], state["c"]])
 
 
 @pytest.mark.parametrize(

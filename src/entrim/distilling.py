@@ -104,7 +104,13 @@ def distill(
         stage="distill",
         on_step=on_step,
     )
-    settings = {**asdict(recipe), "temperature": temperature, "shift": shift, "flip": flip}
+    settings = {
+        **asdict(recipe),
+        "temperature": temperature,
+        "shift": shift,
+        "flip": flip,
+        "held_out": held_out,
+    }
     return _handed_out(result, trained, task.count, held, settings)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -26,11 +26,16 @@ from entrim.errors import LoadError, PlanError, SaveError
 from entrim.journal import UNFINISHED
 from entrim.network.form import Form, Origin, kind_of, named, tensors_of
 from entrim.plan import Plan
+from entrim.records import Record
 
 FORMAT = 1
 _MANIFEST = "entrim.json"
 _LOCK = ".entrim.lock"
-_OURS = re.compile(r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|\.entrim\.lock")
+CHECKPOINT = ".entrim.checkpoint"
+"""What a run that is not finished keeps where it will be saved."""
+_OURS = re.compile(
+    r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|\.entrim\.(lock|checkpoint)"
+)
 
 
 def save(
@@ -75,7 +80,7 @@ def save(
         if not place.is_dir():
             place.mkdir(parents=True, exist_ok=True)
             atomic.sync_folder(place.parent)
-        with atomic.alone(place / _LOCK):
+        with alone(place):
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
             atomic.write(place / _MANIFEST, _lines(manifest).encode())
@@ -102,7 +107,11 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     >>> entrim.load(net, folder)[0]
     Linear(in_features=4, out_features=2, bias=True)
     """
-    place = Path(folder)
+    return read(model, Path(folder))[0]
+
+
+def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the network saved in `place`, as `load` does, and the manifest that came with it."""
     try:
         manifest, weights = _complete(place)
         plan = Plan.from_json(json.dumps(manifest["plan"]))
@@ -112,12 +121,22 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     except (KeyError, TypeError, AttributeError, PlanError, SafetensorError) as error:
         raise LoadError(f"{place} is not as entrim writes it ({error!r}): save again") from error
     origin.write_on(small)
-    return small
+    return small, manifest
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what `save` noted in `folder` beside the tensors, checked: plan, origin, record."""
     return _manifest(Path(folder))
+
+
+def record_in(manifest: Mapping[str, Any], place: Path) -> Record:
+    """Return the record that was saved with the network in `place`."""
+    if "record" not in manifest:
+        raise LoadError(
+            f"{place} holds a network without the record of a run: save what sparsify returned, "
+            "with small.save(folder)"
+        )
+    return Record.from_json(json.dumps(manifest["record"]))
 
 
 def _checked_origin(small: nn.Module, plan: Plan) -> Origin:
@@ -244,9 +263,17 @@ def _refuse_foreign(place: Path) -> None:
 
 def _sweep(place: Path) -> None:
     """Remove what interrupted saves and the save before left behind."""
-    keep = {_LOCK}
+    keep = {_LOCK, CHECKPOINT}
     if (place / _MANIFEST).exists():
         keep.add(_weights_file(_manifest(place)["weights"]["sha256"]))
     for entry in list(place.iterdir()):
         if _OURS.fullmatch(entry.name) and entry.name not in keep:
             entry.unlink(missing_ok=True)
+
+
+def alone(place: Path) -> AbstractContextManager[None]:
+    """Wait until no other process writes into `place`; a killed one does not keep the others out.
+
+    Where files cannot be locked (Windows, some network file systems), one process must save alone.
+    """
+    return atomic.alone(place / _LOCK)

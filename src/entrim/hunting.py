@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from entrim.errors import BadSettingError, EntrimError, SearchError
 from entrim.network.follow import copied
 from entrim.parts import Parts
-from entrim.records import Trial
+from entrim.records import Step, Trial
 from entrim.trying import Choice, Ground, Score, scored
 
 if TYPE_CHECKING:
@@ -34,12 +34,17 @@ class Wanted:
     prune: float | None
     sampler: str
     seed: int
+    timeout: float | None
 
     def __post_init__(self) -> None:
         if not isinstance(self.trials, int) or self.trials < 1:
             raise BadSettingError(f"trials is {self.trials!r}: hand over a whole number from 1")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise BadSettingError(f"seed is {self.seed!r}: hand over a whole number from 0")
+        if self.timeout is not None and not self.timeout > 0:
+            raise BadSettingError(
+                f"timeout is {self.timeout}: hand over seconds, or None for no limit"
+            )
         for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 choices = " or ".join(map(repr, known))
@@ -88,11 +93,17 @@ class Hunt:
     parts: Parts
     wanted: Wanted
     score: Score
+    begun: float
+    """When the search was called, by `time.monotonic`."""
 
     def go(self) -> float:
-        """Try until no trial is left to begin, and return the score of the original."""
+        """Try until no trial is left to begin or the time is over; return the original's score.
+
+        One trial is begun however late it is, so that a search that is called again gets on.
+        """
         intact = self._intact()
         self.notebook.sweep()
+        before, since = len(self.notebook.ended()), time.monotonic()
         while draw := self.notebook.begin(self.wanted.trials):
             try:
                 trial = self._tried(draw.number, draw.params, intact)
@@ -101,7 +112,9 @@ class Hunt:
                 raise
             values = () if trial.score is None else (getattr(trial, self.wanted.cost), trial.score)
             self.notebook.end(draw, _notes(trial), values)
-            self._tell(trial)
+            self._tell(trial, before, since)
+            if self._left() <= 0:
+                break
         _demand_one(self.known())
         return intact
 
@@ -161,13 +174,29 @@ class Hunt:
             for pattern in patterns
         }
 
-    def _tell(self, trial: Trial) -> None:
+    def _left(self) -> float:
+        """Return the seconds in which trials may still be begun."""
+        limit = math.inf if self.wanted.timeout is None else self.wanted.timeout
+        return limit - (time.monotonic() - self.begun)
+
+    def _tell(self, trial: Trial, before: int, since: float) -> None:
+        """Tell how `trial` ended, and what the rest will take at the pace since then."""
         ended = "" if trial.score is None else f", score {trial.score:.4g}"
         detail = f"{getattr(trial, self.wanted.cost):.1%} of the {self.wanted.cost}{ended}"
         done = len(self.notebook.ended())
         if trial.how != "scored":
             detail += f"; {trial.how}"
-        self.ground.run.tell("search", f"trial {trial.number}", done, self.wanted.trials, detail)
+        pace = (time.monotonic() - since) / max(done - before, 1)
+        self.ground.run.on_step(
+            Step(
+                stage="search",
+                name=f"trial {trial.number}",
+                done=done,
+                total=self.wanted.trials,
+                detail=detail,
+                seconds_left=max(0.0, min(pace * (self.wanted.trials - done), self._left())),
+            )
+        )
 
 
 def _notes(trial: Trial) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The order of the stages: trace, collect, choose, rebuild, cut."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +13,23 @@ from torch import Tensor, nn
 from entrim import files
 from entrim.budget import Budget
 from entrim.budgeting import decide_within
+from entrim.checkpoints import fingerprint
 from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
-from entrim.errors import BadImagesError, BadSettingError, CalibrationWarning, TraceError
+from entrim.errors import (
+    BadImagesError,
+    BadSettingError,
+    CalibrationWarning,
+    LoadError,
+    TraceError,
+)
 from entrim.images import Images, read_images
 from entrim.journal import Journal
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import Cut, cut, trace
 from entrim.network.capture import familiarity
 from entrim.network.follow import Example
+from entrim.network.form import values_of
 from entrim.network.shelf import Shelf
 from entrim.plan import Plan
 from entrim.rebuilding import cut_in, rebuilt
@@ -49,6 +58,34 @@ class Sparsified:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write network, plan and record into `folder`, in one step; `entrim.load` reads it."""
         files.save(self.model, self.plan, folder, record=self.record.to_json())
+
+    @classmethod
+    def load(cls, model: nn.Module, folder: str | os.PathLike[str]) -> "Sparsified":
+        """Return what `save` wrote into `folder`, so that it can be distilled or saved again.
+
+        `model` is the network before the cut, with the weights that it had then: it becomes
+        `original`, which is what `distill` learns from. The plan that comes back names every tensor
+        of the smaller network. Where only the network is wanted, `entrim.load` takes any weights.
+
+        >>> import tempfile, torch, entrim
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x, folder = torch.randn(99, 4), tempfile.mkdtemp()
+        >>> entrim.sparsify(net, x, widths={"0": 3}).save(folder)
+        >>> better = entrim.distill(entrim.Sparsified.load(net, folder), x)
+        >>> better.model[0].out_features
+        3
+        """
+        place = Path(folder)
+        small, manifest = files.read(model, place)
+        record = files.record_in(manifest, place)
+        if record.original not in (None, fingerprint(values_of(model).values())):
+            raise LoadError(
+                f"{place} was cut from a {record.model} with other weights: give the network the "
+                "weights that it had then"
+            )
+        plan = Plan.from_json(json.dumps(manifest["plan"]))
+        plan = Plan(plan.kept, {name: t.clone() for name, t in values_of(small).items()})
+        return cls(model=small, plan=plan, record=record, original=model)
 
 
 def sparsify(

@@ -17,6 +17,7 @@ from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
 from entrim.network import Cut, measure
 from entrim.network.follow import Example
+from entrim.network.form import values_of
 from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
 from entrim.run import Run
 
@@ -59,6 +60,7 @@ def recorded(
         },
         seconds=dict(run.seconds),
         notes=tuple(run.notes),
+        original=fingerprint(values_of(run.model).values()),
     )
 
 

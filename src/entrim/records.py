@@ -126,6 +126,8 @@ class Record:
     """What the user was warned about."""
     distilled: Distilled | None = None
     """The training that followed, where there was one."""
+    original: str | None = None
+    """The checksum of all tensors of the network before the cut."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""

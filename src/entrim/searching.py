@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -77,12 +78,34 @@ class Searched:
             )
         return max(fitting, key=lambda t: (t.score, -getattr(t, self.record.cost), -t.number))
 
-    def sparsified(self, trial: Trial) -> Sparsified:
+    def smallest(self, score: float) -> Trial:
+        """Return the cheapest trial with at least this score; of equals the best.
+
+        `found.smallest(0.99 * found.record.intact)` holds 99 % of what the original reaches.
+        """
+        good = [trial for trial in self.front if trial.score is not None and trial.score >= score]
+        if not good:
+            best = self.front[-1]
+            raise BadSettingError(
+                f"no trial scores {score:.4g}; the best is trial {best.number} with "
+                f"{best.score:.4g}: ask for less, or search on with more trials= or a smaller "
+                "eps_w="
+            )
+        return good[0]
+
+    def sparsified(
+        self, trial: Trial, *, on_step: Callable[[Step], None] | None = None
+    ) -> Sparsified:
         """Return the network of `trial` with its plan and record: `sparsify` at its eps."""
         generator = torch.Generator().manual_seed(self.seed)
         images = self.images.batch(slice(None))
         return sparsify(
-            self.original, images, eps=trial.eps, generator=generator, **dict(self.options)
+            self.original,
+            images,
+            eps=trial.eps,
+            generator=generator,
+            on_step=on_step,
+            **dict(self.options),
         )
 
 
@@ -102,6 +125,7 @@ def search(
     name: str = "entrim",
     sampler: str = "tpe",
     seed: int = 0,
+    timeout: float | None = None,
     on_step: Callable[[Step], None] | None = None,
     **options: Any,
 ) -> Searched:
@@ -129,6 +153,8 @@ def search(
     - `name`: of the search in that file, which may hold several.
     - `sampler`: "tpe", or "random" as the baseline. For comparisons.
     - `seed`: the same seed finds the same, with one process.
+    - `timeout`: seconds after which no further trial is begun; with a `storage`, call again to go
+      on. Each call tries at least one.
     - `on_step`: called with a `Step` after each batch and trial.
     - `options`: `preset`, `mode`, `refit`, `correct`, `coupling`, `batchnorm`, `layers`, `skip`,
       `round_to`, `ridge`, `positions`, `example` and `memory_limit` as in `sparsify`.
@@ -153,7 +179,9 @@ def search(
         prune=prune,
         sampler=sampler,
         seed=seed,
+        timeout=timeout,
     )
+    begun = time.monotonic()
     if not callable(score):
         raise BadSettingError(
             f"score is a {type(score).__name__}: hand over a function of the network that returns "
@@ -171,7 +199,7 @@ def search(
         ground = Ground.of(run, scene, groups, grams, example)
         notebook = kept.notebook(name, wanted.ranges(parts), _fingerprint(run, wanted, parts))
         notebook.draws_by(sampler, seed)
-        hunt = Hunt(ground, notebook, parts, wanted, score)
+        hunt = Hunt(ground, notebook, parts, wanted, score, begun)
         intact = hunt.go()
     tried = hunt.known()
     record = SearchRecord(
@@ -179,7 +207,7 @@ def search(
         images=run.images.count,
         cost=cost,
         intact=intact,
-        settings={"parts": parts, **asdict(wanted), **asdict(settings)},
+        settings={**asdict(settings), "parts": parts, **asdict(wanted)},
         versions={package: version(package) for package in ("entrim", "torch", "optuna")},
         front=pareto(tried, cost),
         trials=tuple(tried),

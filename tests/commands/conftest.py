@@ -5,9 +5,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 NETS = """
 import torch
@@ -40,6 +43,12 @@ def broken():
 def wrong():
     return 3
 
+def more(model):
+    return float(sum(p.numel() for p in model.parameters()))
+
+def fewer(model):
+    return -more(model)
+
 number = 3
 """
 
@@ -62,7 +71,17 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     np.save(place / "x.npy", random.normal(size=(60, 1, 8, 8)).astype(np.float32))
     np.save(place / "colour.npy", random.normal(size=(60, 3, 8, 8)).astype(np.float32))
+    torch.save(taught().state_dict(), place / "w.pt")
     return place
+
+
+def taught() -> nn.Module:
+    """Return the network of the workshop with the weights in w.pt."""
+    scope: dict[str, Any] = {}
+    exec(NETS, scope)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return scope["small"]().eval()
 
 
 @pytest.fixture(scope="session")
@@ -120,3 +139,18 @@ def ended(command: Command, workshop: Path) -> Ended:
     return command(
         "sparsify", "nets.py:small", "--images", "x.npy", "--params", "50%", "--out", "half"
     )
+
+
+@pytest.fixture(scope="session")
+def cut(command: Command, workshop: Path) -> Path:
+    """Return the folder of a run that knows its weights."""
+    words = ("--weights", "w.pt", "--images", "x.npy", "--width", "0.25", "--out", "cut")
+    done = command("sparsify", "nets.py:small", *words)
+    assert done.code == 0, done.err
+    return workshop / "cut"
+
+
+@pytest.fixture(scope="session")
+def shown(command: Command, workshop: Path) -> Ended:
+    """Return how the demo ended, told as JSON."""
+    return command("demo", "--json")

@@ -30,7 +30,7 @@ def refused(done: Ended, *parts: str) -> None:
         ("nowhere.at.all:net", ("no module 'nowhere'", "install it")),
         ("nets.py", ("write package.module:factory",)),
         ("gone.py:small", ("no file gone.py",)),
-        ("nets.py:large", ("no 'large'", "broken, fixed, heavy, small, wide, wrong")),
+        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, more, small, wide, wrong")),
         ("nets:broken", ("RuntimeError: no such width", "mend it")),
         ("nets:wrong", ("returned a int", "torch.nn.Module")),
         ("nets:number", ("name a function",)),

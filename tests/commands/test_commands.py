@@ -2,10 +2,7 @@
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,37 +12,12 @@ from hypothesis import strategies as st
 
 import entrim
 from entrim.commands import amounts, report
-from entrim.commands.main import COMMANDS, main
+from entrim.commands.main import main
 from entrim.commands.showing import Progress, table
 from entrim.files import read_manifest
 from entrim.records import Step
 from entrim.report import read
-from tests.commands.conftest import NETS, Command, Ended
-
-
-def small() -> torch.nn.Module:
-    scope: dict[str, Any] = {}
-    exec(NETS, scope)
-    return scope["small"]()
-
-
-def test_the_module_is_a_program() -> None:
-    words = [sys.executable, "-m", "entrim", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == f"entrim {entrim.__version__}\n"
-
-
-@pytest.mark.parametrize("name", [module.__name__.rpartition(".")[2] for module in COMMANDS])
-def test_every_command_helps_with_examples(command: Command, name: str) -> None:
-    done = command(name, "--help")
-    assert done.code == 0
-    assert f"examples:\n  entrim {name}" in done.out
-    assert "--json" in done.out
-    assert "--debug" in done.out
-
-
-def test_help_tells_the_exit_codes(command: Command) -> None:
-    assert "Exit codes: 0 done; 1 refused" in command("--help").out
+from tests.commands.conftest import Command, Ended, taught
 
 
 def test_a_run_is_saved_reported_and_summed_up(workshop: Path, ended: Ended) -> None:
@@ -61,7 +33,7 @@ def test_a_run_is_saved_reported_and_summed_up(workshop: Path, ended: Ended) -> 
     assert (workshop / "half" / "report.html").read_text().startswith("<!doctype html>")
     assert story.command is not None
     assert story.command[:3] == ("entrim", "sparsify", "nets.py:small")
-    loaded = entrim.load(small(), workshop / "half")
+    loaded = entrim.load(taught(), workshop / "half")
     assert sum(p.numel() for p in loaded.parameters()) == record.after.params
 
 
@@ -110,7 +82,7 @@ def test_image_files_become_what_the_network_reads(command: Command, workshop: P
     found = read_pictures(args, colour)
     wanted = (torch.from_numpy(pixels[::2]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
     torch.testing.assert_close(found, wanted)
-    assert read_pictures(args, small()).shape == (3, 1, 8, 8)
+    assert read_pictures(args, taught()).shape == (3, 1, 8, 8)
     args.resize = (4, 6)
     assert read_pictures(args, colour).shape == (3, 3, 4, 6)
 
@@ -129,14 +101,14 @@ def test_arrays_and_tensors_are_read_alike(workshop: Path, name: str) -> None:
         images=str(workshop / name), count=500, key="images" if name == "named.pt" else None,
         mean=None, std=None, scale=255.0,
     )  # fmt: skip
-    assert torch.equal(read_pictures(args, small()), images)
+    assert torch.equal(read_pictures(args, taught()), images)
 
 
 def test_a_tree_accounts_for_every_parameter_and_mac(command: Command) -> None:
     words = ("inspect", "nets.py:small", "--shape", "1,8,8")
     done, told = command(*words), command(*words, "--json")
     assert (done.code, told.code) == (0, 0), done.err + told.err
-    data, model = json.loads(told.out), small()
+    data, model = json.loads(told.out), taught()
     assert data["groups"] == {"0": 8}
     assert [layer["name"] for layer in data["layers"]] == ["0", "4"]
     cost = entrim.measure(model, torch.zeros(2, 1, 8, 8), repeats=2)
@@ -173,10 +145,9 @@ def test_a_report_is_written_where_it_is_wanted(
     assert json.loads(told.out) == {"report": "half/report.html"}
 
 
-def test_the_demo_keeps_more_than_chance_and_the_paper(command: Command, workshop: Path) -> None:
-    done = command("demo", "--json")
-    assert done.code == 0, done.err
-    told = json.loads(done.out)
+def test_the_demo_keeps_more_than_chance_and_the_paper(shown: Ended, workshop: Path) -> None:
+    assert shown.code == 0, shown.err
+    told = json.loads(shown.out)
     right = {name: row["accuracy, %"] for name, row in told["rows"].items()}
     size = {name: row["parameters"] for name, row in told["rows"].items()}
     assert right["trained"] > 95

@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 import entrim
 from entrim.commands.main import main
 from entrim.files import save
-from tests.commands.conftest import Command, Ended
+from tests.commands.conftest import Command, Ended, taught
 from tests.commands.test_bad_input import refused
-from tests.commands.test_commands import small
 
 runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install entrim[export]")
 
@@ -68,7 +67,7 @@ def test_a_run_becomes_onnx_and_int8_without_being_told_model_or_images(
     assert (told["images"], told["source"]) == (60, "x.npy")
     plain, eight = told["files"]
     assert (plain["file"], eight["file"]) == ("net.onnx", "net.int8.onnx")
-    x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(small(), half).eval()
+    x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(taught(), half).eval()
     with torch.no_grad():
         wanted = network(x)
     found = {row["file"]: said(workshop / row["file"], x) for row in told["files"]}
@@ -96,7 +95,7 @@ def test_a_table_names_files_and_what_they_were_compared_on(
     assert [row[0] for row in rows] == ["", "before the cut", "net.pt2", "", rows[-1][0]]
     assert rows[-1][0].endswith("compared with the network in PyTorch, on 60 images of x.npy")
     assert "60 of 60" in done.out
-    x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(small(), half).eval()
+    x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(taught(), half).eval()
     again = torch.export.load(workshop / "net.pt2").module()
     torch.testing.assert_close(again(x), network(x))
     plain = command("export", "half", "--torchexport", "net.pt2", "--count", "9", "--force")
@@ -118,13 +117,13 @@ def test_a_folder_without_a_command_needs_a_model_and_images(
     done = command(*words, "--shape", "1,8,8")
     ended_well(done)
     assert "on 64 random normal images" in done.out
-    (bare / "command.json").write_text('{"command": ["entrim", "--help"]}')
+    (bare / "command.json").write_text('{"command": ["entrim", "--help"], "source": {"model": 3}}')
     refused(command("export", "bare", "--torchexport", "b.pt2"), "does not say which network")
 
 
 def test_a_network_saved_by_the_library_is_exported_too(command: Command, workshop: Path) -> None:
     plan = entrim.Plan({"0": [1, 6]})
-    save(entrim.apply_plan(small(), plan, torch.randn(3, 1, 8, 8)), plan, workshop / "library")
+    save(entrim.apply_plan(taught(), plan, torch.randn(3, 1, 8, 8)), plan, workshop / "library")
     words = ("--model", "nets:small", "--shape", "1,8,8", "--json")
     done = command("export", "library", "--torchexport", "library.pt2", *words)
     ended_well(done)
@@ -189,9 +188,12 @@ def test_int8_and_labels_need_what_they_are_made_from(
     np.save(workshop / "labels.npy", np.zeros(60, int))
     words = (*pt2, "--labels", "labels.npy")
     gave_up(command(*words, "--shape", "1,8,8"), "--labels needs images", "--images")
-    for name, odd in (("short", np.zeros(59, int)), ("float", np.zeros(60))):
+    for name, odd, sentence in (
+        ("short", np.zeros(59, int), "there are 59 labels for the 60 images in x.npy"),
+        ("float", np.zeros(60), "are float64 of shape (60,): save one whole number"),
+    ):
         np.save(workshop / f"{name}.npy", odd)
-        gave_up(command(*pt2, "--labels", f"{name}.npy"), "there are 60 images")
+        gave_up(command(*pt2, "--labels", f"{name}.npy"), sentence)
     np.savez(workshop / "pair.npz", a=np.zeros(60, int), b=np.zeros(60, int))
     gave_up(command(*pt2, "--labels", "pair.npz"), "holds a, b: name one with --labels-key")
     gave_up(command(*onnx, "--int8", limit=1500), "cannot be written (File too large)", "TMPDIR")
@@ -202,7 +204,7 @@ def test_labels_follow_the_images_that_are_taken(
     command: Command, workshop: Path, half: Path
 ) -> None:
     x = torch.from_numpy(np.load(workshop / "x.npy"))
-    network = entrim.load(small(), half).eval()
+    network = entrim.load(taught(), half).eval()
     labels = network(x).argmax(1)
     torch.save((x, labels), workshop / "labelled.pt")
     words = ("--labels", "labelled.pt", "--count", "7", "--json")
@@ -216,7 +218,7 @@ def test_labels_follow_the_images_that_are_taken(
 def test_accuracies_before_the_cut_need_the_weights_of_before(
     command: Command, workshop: Path, half: Path
 ) -> None:
-    x, model = torch.from_numpy(np.load(workshop / "x.npy")), small()
+    x, model = torch.from_numpy(np.load(workshop / "x.npy")), taught()
     save_file(model.state_dict(), workshop / "before.safetensors")
     with torch.no_grad():
         np.save(workshop / "truth.npy", model(x).argmax(1).numpy())

@@ -11,6 +11,7 @@ _BYTES = {"": 1, "B": 1} | {
     for unit, base in (("B", 1000), ("iB", 1024))
 }
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_LONG = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def count(text: str) -> int | float:
@@ -29,10 +30,12 @@ def size(text: str) -> int | float:
 
 def time(text: str) -> float:
     """Return seconds: 5ms, 800us, 0.2s."""
-    number, unit = _split(text, "5ms, 800us or 0.2s")
-    if unit not in _SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit: write 5ms, 800us or 0.2s")
-    return number * _SECONDS[unit]
+    return _seconds(text, _SECONDS, "5ms, 800us or 0.2s")
+
+
+def duration(text: str) -> float:
+    """Return seconds: 90s, 10min, 2h."""
+    return _seconds(text, _LONG, "90s, 10min or 2h")
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -41,6 +44,42 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers between commas") from None
+
+
+def pair(text: str) -> tuple[float, float]:
+    """Return a range, the lower end first: 1e-7,1e-2."""
+    values = numbers(text)
+    if len(values) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: write LOW,HIGH")
+    return values[0], values[1]
+
+
+def shares(text: str) -> tuple[float, float]:
+    """Return a range of shares, the lower end first: 10%,40% or 0.1,0.4.
+
+    >>> shares("10%,0.4")
+    (0.1, 0.4)
+    """
+    ends = [part.strip() for part in text.split(",")]
+    found = numbers(",".join(end.removesuffix("%") for end in ends))
+    if len(found) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: write LOW,HIGH, such as 10%,40%")
+    low, high = (v / 100 if e.endswith("%") else v for v, e in zip(found, ends, strict=True))
+    return low, high
+
+
+def pick(text: str) -> int | float:
+    """Return a share of the metric, 99% or 0.99, or the number of a trial.
+
+    >>> pick("99%"), pick("0.95"), pick("0"), pick("100%")
+    (0.99, 0.95, 0, 1.0)
+    """
+    if text.isdecimal():
+        return int(text)
+    found = count(text)
+    if not isinstance(found, float):
+        raise argparse.ArgumentTypeError(f"{text!r}: write 99%, 0.99, or the number of a trial")
+    return found
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -60,13 +99,33 @@ def width(text: str) -> tuple[str, int | float]:
     return (pattern if equals else "*", count(value))
 
 
+def part(text: str) -> tuple[str, list[str]]:
+    """Return the name and the patterns of a part: early=layer1.*,layer2.*, or one pattern alone.
+
+    >>> part("early=layer1.*,layer2.*"), part("fc*")
+    (('early', ['layer1.*', 'layer2.*']), ('fc*', ['fc*']))
+    """
+    name, equals, patterns = text.partition("=")
+    found = patterns.split(",") if equals else [text]
+    if not name or not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=PATTERN,PATTERN or PATTERN")
+    return name, found
+
+
 def eps(text: str) -> tuple[str, tuple[float, float]]:
     """Return a pattern with eps_w and eps_l2: conv*=-1e-4,1e-4."""
-    pattern, equals, pair = text.rpartition("=")
-    values = numbers(pair)
+    pattern, equals, both = text.rpartition("=")
+    values = numbers(both)
     if not equals or len(values) != 2:
         raise argparse.ArgumentTypeError(f"{text!r}: write PATTERN=EPS_W,EPS_L2")
     return pattern, (values[0], values[1])
+
+
+def _seconds(text: str, units: dict[str, float], known: str) -> float:
+    number, unit = _split(text, known)
+    if unit not in units:
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit: write {known}")
+    return number * units[unit]
 
 
 def _amount(text: str, units: dict[str, int], known: str) -> int | float:

@@ -16,7 +16,7 @@ examples:
   entrim compare runs/* --layers           adds the width of every layer
   entrim compare runs/* --json"""
 NAMES = ("network", "images", "parameters", "of before", "MACs", "of before", "bytes", "latency")
-NAMES += ("worst layer error", "proof", "seconds")
+NAMES += ("worst layer error", "loss by distillation", "proof", "seconds")
 _GAP = "–"
 
 
@@ -28,7 +28,7 @@ def add(subparsers: Any) -> ArgumentParser:
         description="Show several saved runs side by side: sizes, errors, and how they were made.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("folders", metavar="DIR", nargs="+", help="folders that sparsify wrote")
+    parser.add_argument("folders", metavar="DIR", nargs="+", help="folders of runs")
     parser.add_argument("--layers", action="store_true", help="the width of every layer too")
     return parser
 
@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
 
 def _column(story: Story) -> list[str]:
     record, errors = story.record, [layer.error for layer in story.record.layers]
-    before, after = record.before, record.after
+    before, after, done = record.before, record.after, record.distilled
     return [
         Path(story.folder).name or story.folder,
         record.model,
@@ -63,6 +63,7 @@ def _column(story: Story) -> list[str]:
         size(after.bytes),
         seconds(after.latency),
         percent(max(errors)) if errors else _GAP,
+        f"{done.before:.2g} → {done.after:.2g}" if done is not None else _GAP,
         f"{record.proof['final']:.0e}",
         f"{sum(record.seconds.values()):.1f}",
     ]
@@ -94,5 +95,6 @@ def _plain(story: Story) -> dict[str, Any]:
         "after": asdict(record.after),
         "errors": {layer.layer: layer.error for layer in record.layers},
         "widths": {layer.name: [layer.before, layer.after] for layer in story.layers},
+        "distilled": None if record.distilled is None else asdict(record.distilled),
         "call": call(record.settings),
     }

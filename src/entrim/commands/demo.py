@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from entrim.commands.showing import Progress, table, tell, tell_json
-from entrim.errors import MissingExtraError
+from entrim.errors import CommandError, MissingExtraError
 from entrim.network import measure
 from entrim.pipeline import sparsify
 from entrim.records import Step
@@ -48,6 +48,8 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Train, cut, print."""
+    if Path(args.out).is_file():
+        raise CommandError(f"{args.out} is a file: name another folder with --out")
     torch.manual_seed(0)
     x, y = _digits()
     model, progress = network(), Progress()

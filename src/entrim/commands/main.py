@@ -13,10 +13,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import entrim
-from entrim.commands import compare, demo, export, inspect, report, reproduce, sparsify
+from entrim.commands import (
+    compare,
+    completion,
+    demo,
+    distill,
+    export,
+    inspect,
+    report,
+    reproduce,
+    search,
+    sparsify,
+)
 from entrim.errors import EntrimError
 
-COMMANDS = (demo, inspect, sparsify, export, report, compare, reproduce)
+COMMANDS = (
+    demo, inspect, sparsify, search, distill, export, report, compare, reproduce, completion
+)  # fmt: skip
 _EPILOG = """\
 Results go to stdout, progress and warnings to stderr.
 Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
@@ -45,8 +58,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = understood(words)
-    args.words, args.understood = words, understood
+    whole = parser()
+    args = whole.parse_args(_negatives(words))
+    args.words, args.parser = words, whole
     try:
         with warnings.catch_warnings(), _terminable():
             warnings.showwarning = _told
@@ -75,11 +89,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def understood(words: Sequence[str]) -> argparse.Namespace:
-    """Return what the words ask for; words that no command knows end the program with 2."""
-    return parser().parse_args(_negatives(words))
 
 
 def _failed(sentence: str, debug: bool) -> int:

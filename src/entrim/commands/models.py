@@ -35,17 +35,21 @@ def add_model(parser: ArgumentParser) -> None:
 
 def read_model(where: str, weights: str | None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
-    model = read_program(Path(where)) if where.endswith(".pt2") else _from_code(where)
+    if where.endswith(".pt2"):
+        model = read_program(Path(where))
+    else:
+        model = _made(read_object(where, "network", "factory"), where)
     if weights is not None:
         _give(model, Path(weights))
     return model.eval()
 
 
-def _from_code(where: str) -> nn.Module:
+def read_object(where: str, what: str, kind: str) -> Any:
+    """Return what `where` names in a module or file, whose code is run."""
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:
         raise CommandError(
-            f"{where!r} names no network: write package.module:factory or path.py:factory"
+            f"{where!r} names no {what}: write package.module:{kind} or path.py:{kind}"
         )
     module = _module(module_name)
     if not hasattr(module, name):
@@ -53,7 +57,7 @@ def _from_code(where: str) -> nn.Module:
         raise CommandError(
             f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12])}"
         )
-    return _made(getattr(module, name), where)
+    return getattr(module, name)
 
 
 def _module(name: str) -> ModuleType:
@@ -76,7 +80,7 @@ def _module(name: str) -> ModuleType:
 
 def _from_file(file: Path) -> ModuleType:
     if not file.is_file():
-        raise CommandError(f"there is no file {file}: write path.py:factory")
+        raise CommandError(f"there is no file {file}: write path.py:name")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise CommandError(f"{file} cannot be imported: hand over Python source")

@@ -16,7 +16,7 @@ from entrim.errors import CommandError, MissingExtraError
 _MODES = {1: "L", 3: "RGB"}
 
 
-def add_images(parser: ArgumentParser, required: bool = True) -> None:
+def add_images(parser: ArgumentParser, *, required: bool = True, count: int = 500) -> None:
     """Add the arguments that name images."""
     group = parser.add_argument_group("images")
     group.add_argument(
@@ -26,7 +26,7 @@ def add_images(parser: ArgumentParser, required: bool = True) -> None:
         help="a folder of image files, or .npy, .npz or .pt (images, channels, height, width)",
     )
     group.add_argument(
-        "--count", type=int, default=500, help="at most so many (500), spread evenly"
+        "--count", type=int, default=count, help=f"at most so many ({count}), spread evenly"
     )
     group.add_argument("--key", help="the entry of an .npz or of a dict in a .pt")
     group.add_argument("--resize", type=sizes, metavar="H,W", help="resize image files to this")
@@ -42,53 +42,35 @@ def add_images(parser: ArgumentParser, required: bool = True) -> None:
 
 def read_pictures(args: Namespace, model: nn.Module) -> Tensor:
     """Return the images as `model` wants them; what cannot be used is refused by name."""
-    return _read(args, model)[0]
-
-
-def read_labelled(args: Namespace, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the images, and what they show: one class for every image that is there."""
-    images, total = _read(args, model)
-    labels = _array(Path(args.labels), args.labels_key, last=True, option="--labels-key")
-    if labels.shape != (total,) or labels.is_floating_point():
-        raise CommandError(
-            f"{args.labels} holds {str(labels.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(labels.shape)} and there are {total} images: save one whole number an image"
-        )
-    return images, _spread(labels, args.count).long()
-
-
-def _read(args: Namespace, model: nn.Module) -> tuple[Tensor, int]:
-    """Return the images that are asked for, and how many there are."""
     path = Path(args.images)
     if args.count < 1:
         raise CommandError(f"--count is {args.count}: ask for at least 1 image")
     if path.is_dir():
-        images, total = _folder(path, args, model)
+        images = _folder(path, args, model)
+    elif not path.exists():
+        raise CommandError(f"there is no {path}: name a folder of images, or a .npy, .npz or .pt")
     else:
-        held = _array(path, args.key)
-        if held.dim() < 2 or not len(held):
-            raise CommandError(
-                f"{path} has shape {tuple(held.shape)}: save (images, channels, height, width)"
-            )
-        images, total = _spread(held, args.count), len(held)
+        images = spread(_array(path, args.key), args.count)
     images = _normalised(images, args)
     _refuse_unreadable(model, images)
-    return images, total
+    return images
 
 
-def _spread(images: Any, count: int) -> Any:
+def images_in(path: Path, key: str | None) -> int:
+    """Return how many images a file or folder holds."""
+    return len(image_files(path)) if path.is_dir() else len(_array(path, key))
+
+
+def spread(images: Any, count: int) -> Any:
     """Return at most `count` entries from everywhere: files are often sorted by class."""
     step = max(1.0, len(images) / count)
     places = [int(k * step) for k in range(min(count, len(images)))]
     return images[places] if isinstance(images, Tensor) else [images[k] for k in places]
 
 
-def _folder(path: Path, args: Namespace, model: nn.Module) -> tuple[Tensor, int]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("reading image files", "Pillow", "cli") from error
-    known = Image.registered_extensions()
+def image_files(path: Path) -> list[Path]:
+    """Return the image files in a folder and the folders inside it, in order of their names."""
+    known = _pillow().registered_extensions()
     try:
         files = sorted(f for f in path.rglob("*") if f.suffix.lower() in known and f.is_file())
     except OSError as error:
@@ -98,20 +80,34 @@ def _folder(path: Path, args: Namespace, model: nn.Module) -> tuple[Tensor, int]
             f"{path} holds no image file: name a folder with PNG, JPEG or other files that Pillow "
             "reads"
         )
+    return files
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("reading image files", "Pillow", "cli") from error
+    return Image
+
+
+def _folder(path: Path, args: Namespace, model: nn.Module) -> Tensor:
+    Image = _pillow()
+    files = image_files(path)
     mode = _MODES.get(args.channels or _reads(model)[1] or 3)
     if mode is None:
         raise CommandError(
             f"the network reads {_reads(model)[1]} channels, and image files have 1 or 3: hand "
             "over a .npy"
         )
-    pixels = [_pixels(Image, file, mode, args.resize) for file in _spread(files, args.count)]
+    pixels = [_pixels(Image, file, mode, args.resize) for file in spread(files, args.count)]
     shapes = sorted({array.shape[-2:] for array in pixels})
     if len(shapes) > 1:
         raise CommandError(
             f"the images in {path} have {len(shapes)} sizes, such as {shapes[0]} and {shapes[-1]}: "
             "pass --resize H,W"
         )
-    return torch.from_numpy(np.stack(pixels)), len(files)
+    return torch.from_numpy(np.stack(pixels))
 
 
 def _pixels(Image: Any, file: Path, mode: str, resize: tuple[int, ...] | None) -> np.ndarray:
@@ -127,10 +123,8 @@ def _pixels(Image: Any, file: Path, mode: str, resize: tuple[int, ...] | None) -
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def _array(path: Path, key: str | None, last: bool = False, option: str = "--key") -> Tensor:
-    """Return what a file holds; of images and labels the first, or the `last`."""
-    if not path.exists():
-        raise CommandError(f"there is no {path}: name a folder of images, or a .npy, .npz or .pt")
+def held_in(path: Path) -> Any:
+    """Return what an .npy, .npz or .pt holds: an array, a dict of arrays, tensors."""
     if path.suffix in (".npy", ".npz"):
         try:
             held: Any = np.load(path, allow_pickle=False)
@@ -144,16 +138,26 @@ def _array(path: Path, key: str | None, last: bool = False, option: str = "--key
         held = read_tensors(path, "a tensor of images")
     else:
         raise CommandError(f"{path} is no .npy, .npz or .pt: name one, or a folder of image files")
-    held = _entry(held, path, key, option)
+    return held
+
+
+def _array(path: Path, key: str | None) -> Tensor:
+    held = entry_of(held_in(path), path, key, "--key")
     if isinstance(held, tuple | list) and held:
-        held = held[-1 if last else 0]
+        held = held[0]
     try:
-        return torch.as_tensor(held)
+        images = torch.as_tensor(held)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(f"{path} holds no array of numbers ({error}): save one array") from error
+    if images.dim() < 2 or not len(images):
+        raise CommandError(
+            f"{path} has shape {tuple(images.shape)}: save (images, channels, height, width)"
+        )
+    return images
 
 
-def _entry(held: Any, path: Path, key: str | None, option: str) -> Any:
+def entry_of(held: Any, path: Path, key: str | None, option: str) -> Any:
+    """Return the entry of a dict that `key` names, or its only one; anything else as it is."""
     if not isinstance(held, dict):
         return held
     if key is None and len(held) == 1:

@@ -20,7 +20,7 @@ def add(subparsers: Any) -> ArgumentParser:
         description="Write one self-contained HTML page about a run that was saved.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("folder", metavar="DIR", help="a folder that sparsify or save() wrote")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run")
     parser.add_argument("--out", metavar="FILE", help="where to write (DIR/report.html)")
     return parser
 

@@ -1,9 +1,8 @@
 """A saved run taken up again: its network and images, as told or as its command was noted."""
 
-import io
 import sys
 from argparse import ArgumentParser, Namespace
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ from torch import Tensor, nn
 from entrim.answers import answer_of, outputs
 from entrim.commands.amounts import sizes
 from entrim.commands.models import MODEL, read_model
-from entrim.commands.pictures import add_images, read_labelled, read_pictures
+from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.runs import read_source
+from entrim.commands.scores import read_labels
 from entrim.errors import CommandError
 from entrim.files import load, read_manifest
-from entrim.report.story import COMMAND, command_of
+from entrim.report.story import COMMAND
 
 _PICTURES = {"images": None, "count": 500, "key": None, "resize": None, "channels": None}
 _PICTURES |= {"mean": None, "std": None, "scale": 255.0}
@@ -56,43 +57,37 @@ def add_saved(parser: ArgumentParser) -> None:
 def read_saved(args: Namespace) -> Scene:
     """Return the network with its images, as the arguments or the command of the run have it."""
     read_manifest(args.folder)  # a folder without a run is refused before any code is run
-    run = _noted(args)
+    run = read_source(Path(args.folder))
     model = _original(args, run)
     small = load(model, args.folder).eval()
     pictures = Namespace(**{name: _either(args, run, name) for name in _PICTURES})
     source, noted = pictures.images, args.images is None
     if noted and (args.shape or source is None or not Path(source).exists()):
         return Scene(small=small, images=_random(args, small, source), source=None)
-    if args.labels is None:
-        return Scene(small=small, images=read_pictures(pictures, small), source=source)
-    pictures.labels, pictures.labels_key = args.labels, args.labels_key
-    images, labels = read_labelled(pictures, small)
+    images = read_pictures(pictures, small)
+    if not _labelled(args):
+        return Scene(small=small, images=images, source=source)
+    labels = read_labels(args, Path(source), pictures.key, pictures.count)
     known = args.model is None or args.weights is not None
     original = model if known else None
     return Scene(small=small, images=images, source=source, labels=labels, original=original)
 
 
-def _noted(args: Namespace) -> Namespace:
-    """Return the command of the run as it was understood, empty where none is noted."""
-    words = command_of(args.folder)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            return Namespace() if words is None else args.understood(words[1:])
-    except SystemExit:  # words of another version
-        return Namespace()
+def _labelled(args: Namespace) -> bool:
+    return args.labels is not None or args.labels_key is not None
 
 
-def _either(args: Namespace, run: Namespace, name: str) -> Any:
+def _either(args: Namespace, run: Mapping[str, Any], name: str) -> Any:
     given = getattr(args, name)
-    return getattr(run, name, _PICTURES[name]) if given is None else given
+    return run.get(name, _PICTURES[name]) if given is None else given
 
 
-def _original(args: Namespace, run: Namespace) -> nn.Module:
+def _original(args: Namespace, run: Mapping[str, Any]) -> nn.Module:
     """Return the network before the cut; its weights matter only where accuracies are told."""
     if args.model is not None:
         return read_model(args.model, args.weights)
-    weights = args.weights or (getattr(run, "weights", None) if args.labels else None)
-    where = getattr(run, "model", None)
+    weights = args.weights or (run.get("weights") if _labelled(args) else None)
+    where = run.get("model")
     if where is None:
         raise CommandError(
             f"{args.folder} does not say which network was cut (no {COMMAND} that names it): pass "

@@ -61,6 +61,8 @@ class Progress:
     stream: Any = field(default_factory=lambda: sys.stderr)
     every: float = 60.0
     """Seconds between two lines where nobody looks at a terminal."""
+    each: frozenset[str] = frozenset()
+    """Stages of which every step is worth a line there."""
     _stage: str = ""
     _begun: float = field(default_factory=time.monotonic)
     _told: float = field(default_factory=time.monotonic)
@@ -82,7 +84,7 @@ class Progress:
             self._stage, self._begun = step.stage, time.monotonic()
         if self.stream.isatty():
             self._draw(step)
-        elif step.done >= step.total or time.monotonic() - self._told >= self.every:
+        elif self._due(step):
             self._told = time.monotonic()
             self.stream.write(
                 f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
@@ -97,6 +99,10 @@ class Progress:
         self._open = step.done < step.total
         end = "" if self._open else "\n"
         self.stream.write(f"\r\x1b[K{settled}{self._line(step)[:columns]}{end}")
+
+    def _due(self, step: Step) -> bool:
+        waited = time.monotonic() - self._told >= self.every
+        return waited or step.done >= step.total or step.stage in self.each
 
     def _line(self, step: Step) -> str:
         full = 20 * step.done // max(step.total, 1)

@@ -2,25 +2,28 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from entrim.budget import Budget
-from entrim.choose import COUPLINGS, SELECTORS
+from entrim.choose import SELECTORS
 from entrim.commands import amounts
+from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.runs import add_out, noted, refuse_held, reserved
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
-from entrim.errors import CommandError, LoadError, OtherRunError, SaveError
-from entrim.files import is_free, read_manifest
+from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
 from entrim.network.form import Origin
 from entrim.pipeline import Sparsified, sparsify
+from entrim.records import Record
 from entrim.report import html
 from entrim.report.page import FILE
 from entrim.report.story import COMMAND, Story
@@ -32,8 +35,7 @@ examples:
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --macs 50% --latency 5ms --out small
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --skip features.0 --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
-_SWITCHES = ("preset", "mode", "selector", "coupling", "batchnorm", "round_to", "ridge")
-_SWITCHES += ("eps_w", "eps_l2", "alternation", "positions", "resamples", "memory_limit")
+_LIMITS = ("params", "macs", "bytes", "latency", "max_error")
 
 
 def add(subparsers: Any) -> ArgumentParser:
@@ -42,16 +44,12 @@ def add(subparsers: Any) -> ArgumentParser:
         "sparsify",
         help="make a network smaller from unlabelled images",
         description="Make a network smaller and write it, its record and an HTML report to DIR. "
-        "The code of MODEL is run; files of weights and images never are. A run that was "
-        "interrupted or killed goes on when the same command is given again.",
+        "The code of MODEL is run; files of weights and images never are.",
         epilog=_EXAMPLES,
     )
     add_model(parser)
     add_images(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument(
-        "--force", action="store_true", help="replace or discard what DIR holds of another run"
-    )
+    add_out(parser)
     _add_budget(parser)
     _add_options(parser)
     return parser
@@ -83,38 +81,28 @@ def _add_options(parser: ArgumentParser) -> None:
         "--width", type=amounts.width, action="append", default=[], metavar="PATTERN=0.5",
         help="channels that stay, a number or a share; may be repeated",
     )  # fmt: skip
-    group.add_argument("--layers", action="append", metavar="PATTERN", help="look at these only")
-    group.add_argument("--skip", action="append", default=[], metavar="PATTERN", help="leave alone")
-    group.add_argument("--preset", choices=("paper",))
-    group.add_argument("--mode", choices=("sequential", "independent"))
-    group.add_argument("--no-refit", action="store_true", help="keep the weights of the choice")
-    group.add_argument("--no-correct", action="store_true", help="let skip paths drift")
     group.add_argument("--selector", choices=SELECTORS)
     group.add_argument(
         "--alternation", type=float, metavar="3e-3", help="the paper's own solver, and its stop"
     )
-    group.add_argument("--coupling", choices=COUPLINGS)
-    group.add_argument("--batchnorm", choices=("keep", "reestimate"))
-    group.add_argument("--round-to", type=int, metavar="8", help="widths are multiples of this")
-    group.add_argument("--ridge", type=float)
-    group.add_argument("--positions", type=int, help="look at so many positions of each image")
     group.add_argument("--resamples", type=int, help="record how stable the choice is")
-    group.add_argument("--memory-limit", type=amounts.size, metavar="4GB")
-    group.add_argument("--seed", type=int, default=0, help="of whatever is random (0)")
+    add_method(group)
 
 
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
     journal = Journal(folder=place / UNFINISHED, discard=args.force)
-    with _resumable(place), _reserved(place, journal, args.force):
+    replaces = args.force or journal.through
+    refuse = partial(refuse_held, force=replaces, mine=UNFINISHED)
+    with _resumable(place), reserved(place, refuse):
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         generator = torch.Generator().manual_seed(args.seed)
         with Progress() as progress:
             watched = {"on_step": progress, "journal": journal, "generator": generator}
             small = sparsify(model, images, **watched, **options(args))
-        page = _saved(small, place, journal, ["entrim", *args.words])
+        page = _saved(small, place, journal, noted(args))
     if args.json:
         tell_json(_plain(small, place, page))
     else:
@@ -125,63 +113,15 @@ def run(args: Namespace) -> int:
 
 def options(args: Namespace) -> dict[str, Any]:
     """Return the arguments as `sparsify` takes them; what was not given is left out."""
-    found = {name: getattr(args, name) for name in _SWITCHES if getattr(args, name) is not None}
-    limits = {k: getattr(args, k) for k in ("params", "macs", "bytes", "latency", "max_error")}
-    if any(limit is not None for limit in limits.values()):
+    found = method_of(args) | given(
+        args, ("eps_w", "eps_l2", "selector", "alternation", "resamples")
+    )
+    if limits := given(args, _LIMITS):
         found["budget"] = Budget(**limits)
-    for name, given in (("eps", args.eps), ("widths", args.width)):
-        if given:
-            found[name] = dict(given)
-    for name in ("layers", "skip"):
-        if getattr(args, name):
-            found[name] = getattr(args, name)
-    for name in ("refit", "correct"):
-        if getattr(args, f"no_{name}"):
-            found[name] = False
+    for name, patterns in (("eps", args.eps), ("widths", args.width)):
+        if patterns:
+            found[name] = dict(patterns)
     return found
-
-
-@contextmanager
-def _reserved(place: Path, journal: Journal, force: bool) -> Iterator[None]:
-    """Refuse a folder that cannot be written before any work; leave none behind that is empty."""
-    there, ours = place.exists(), place.is_dir() and any(place.iterdir()) and is_free(place)
-    if there and not place.is_dir():
-        raise CommandError(f"{place} is a file: name another folder with --out")
-    if there and not is_free(place):
-        _refuse_held(place, force or journal.through)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        probe = place / ".entrim.lock"  # what save() locks: the folder stays one of ours
-        with probe.open("ab"):
-            pass
-        (place / UNFINISHED).mkdir(exist_ok=True)
-    except OSError as error:
-        raise SaveError(
-            f"{place} cannot be written ({error.strerror}): name another folder with --out"
-        ) from error
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            (place / UNFINISHED).rmdir()
-        if ours or not there:
-            with suppress(OSError):
-                probe.unlink(missing_ok=True)
-                place.rmdir()
-        raise
-
-
-def _refuse_held(place: Path, force: bool) -> None:
-    try:
-        read_manifest(place)
-    except LoadError as error:
-        raise CommandError(
-            f"{place} holds something else than a run of entrim: name another folder with --out"
-        ) from error
-    if not force:
-        raise CommandError(
-            f"{place} holds another run: name another folder, or pass --force to replace it"
-        )
 
 
 @contextmanager
@@ -202,16 +142,17 @@ def _resumable(place: Path) -> Iterator[None]:
         ) from error
 
 
-def _saved(small: Sparsified, place: Path, journal: Journal, command: Sequence[str]) -> Path:
-    """Save network, command and page; on a full disk what was there before stays as it was.
+def _saved(small: Sparsified, place: Path, journal: Journal, note: Mapping[str, Any]) -> Path:
+    """Save network, note and page; on a full disk what was there before stays as it was.
 
     The small files are written first and aside: behind the network itself they are only renamed.
     """
     origin = Origin.of(small.model)
     assert origin is not None
-    story = Story.of(place, small.record.to_json(), origin.tensors, command)
+    record = Record.from_json(small.record.to_json())
+    story = Story.of(place, record, origin.tensors, note["command"])
     aside = {
-        COMMAND: journal.set_aside(COMMAND, json.dumps({"command": command}, indent=2).encode()),
+        COMMAND: journal.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
         FILE: journal.set_aside(FILE, html(story).encode()),
     }
     small.save(place)

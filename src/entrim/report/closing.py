@@ -57,7 +57,10 @@ def again(story: Story) -> Markup:
     shown = []
     if story.command:
         shown.append(_code("On the command line", repeat.command(story.command)))
-    shown.append(_code("In Python", f"small = {repeat.call(record.settings)}"))
+    calls = f"small = {repeat.call(record.settings)}"
+    if record.distilled is not None:
+        calls += f"\nbetter = {repeat.training(record.distilled.settings)}"
+    shown.append(_code("In Python", calls))
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     chance = (
         " Nothing in this run was random."

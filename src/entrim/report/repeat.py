@@ -3,9 +3,11 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 from entrim.budget import Budget
+from entrim.distilling import distill
 from entrim.settings import OURS, PAPER, Settings
 
 
@@ -29,6 +31,21 @@ def told(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
         if _listed(value) != _listed(usual.get(name))
     }
+
+
+def training(settings: Mapping[str, Any]) -> str:
+    """Return the call of `distill` with everything that is not its default.
+
+    >>> training({"epochs": 3, "batch": 64, "schedule": "cosine"})
+    'entrim.distill(small, images, epochs=3)'
+    """
+    known = signature(distill).parameters
+    options = [
+        f"{name}={value!r}"
+        for name, value in settings.items()
+        if name in known and value != known[name].default
+    ]
+    return f"entrim.distill({', '.join(['small', 'images', *options])})"
 
 
 def command(words: Sequence[str]) -> str:

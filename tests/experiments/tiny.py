@@ -1,0 +1,42 @@
+"""A dataset of five images, and how it is loaded."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from entrim.experiments import decoding
+from entrim.experiments.datasets import Collection, FetchEvent, Source
+from entrim.experiments.sources import Download, Installed
+
+COUNTS = {"train": 3, "test": 2}
+RNG = np.random.default_rng(0)
+LABELS = {part: RNG.integers(0, 10, n).astype(np.uint8) for part, n in COUNTS.items()}
+PIXELS = {part: RNG.integers(0, 256, (n, 1, 2, 5), np.uint8) for part, n in COUNTS.items()}
+NAMES = tuple(f"{p}-{k}-ubyte" for p in ("train", "t10k") for k in ("labels-idx1", "images-idx3"))
+NOWHERE = Source(Download("http://127.0.0.1:9/", NAMES), decoding.idx)
+"""A port on which nobody listens."""
+
+
+def tiny(*sources: Source) -> Collection:
+    content = {p: LABELS[p].tobytes() + PIXELS[p].tobytes() for p in COUNTS}
+    return Collection(
+        name="tiny",
+        image=(1, 2, 5),
+        counts=COUNTS,
+        sha256={part: hashlib.sha256(content[part]).hexdigest() for part in COUNTS},
+        sources=sources,
+    )
+
+
+def installed(files: Path) -> Source:
+    return Source(Installed(str(files), "dataset-tiny"), decoding.idx)
+
+
+def check(dataset: Collection, on_step: Callable[[FetchEvent], None] | None = None) -> None:
+    for part in COUNTS:
+        loaded = dataset.load(part, on_step)
+        assert loaded.images.equal(torch.from_numpy(PIXELS[part]))
+        assert loaded.labels.equal(torch.from_numpy(LABELS[part]).long())

@@ -1,0 +1,60 @@
+"""Small tasks to be trained for, and a network with everything that a resume can get wrong."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from entrim.checkpoints import fingerprint
+from entrim.network.form import values_of
+from entrim.recipes import Recipe, Task, Trained
+
+RECIPE = Recipe(epochs=4, batch=16, learning_rate=1e-2)
+
+
+def network() -> nn.Module:
+    """Return a network with everything that a resume can get wrong: dropout, BatchNorm."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 2)
+        )
+
+
+def regression(count: int = 90, noise: float = 0.1) -> Task:
+    """Return the task of fitting a curve, on inputs that are disturbed at random."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(count + 40, 6, generator=g)
+    y = torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2]], 1)
+
+    def loss(model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
+        moved = x[index] + noise * torch.randn(len(index), 6, generator=generator)
+        return nn.functional.mse_loss(model(moved), y[index])
+
+    return Task(
+        count=count,
+        loss=loss,
+        held_out=lambda model: float(nn.functional.mse_loss(model(x[count:]), y[count:])),
+        identity=fingerprint([x, y]),
+    )
+
+
+def scripted(losses: list[float]) -> Task:
+    """Return a task whose losses on images held out are given, the first at the start."""
+    said = iter(losses)
+    return Task(
+        count=4,
+        loss=lambda model, index, _: model(torch.ones(len(index), 6)).square().mean(),
+        held_out=lambda _: next(said),
+        identity="scripted",
+    )
+
+
+def bits(trained: Trained) -> tuple[str, Any, int, str]:
+    """Return all of a result but its seconds."""
+    return (
+        fingerprint(values_of(trained.model).values()),
+        trained.history,
+        trained.best,
+        trained.ending,
+    )

@@ -1,0 +1,160 @@
+"""A training goes on from its checkpoint to the same bits; others are refused and kept."""
+
+import multiprocessing as mp
+import os
+import re
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
+from entrim.errors import CheckpointError, SaveError
+from entrim.recipes import Recipe
+from entrim.records import Step
+from entrim.training import train
+from tests.tasks import RECIPE, bits, network, regression
+
+
+def train_slowly(file: Path, recipe: Recipe) -> None:
+    torch.set_num_threads(1)
+    train(
+        network(),
+        regression(),
+        recipe,
+        checkpoint=file,
+        every=0.0,
+        on_step=lambda _: time.sleep(0.01),
+    )
+
+
+def kill_when_written(file: Path, recipe: Recipe, times: int) -> None:
+    """Run in another process, and kill it as soon as the checkpoint was written `times` times."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    child = context.Process(target=train_slowly, args=(file, recipe))
+    child.start()
+    seen = set()
+    while len(seen) < times and child.is_alive():
+        if file.exists():
+            seen.add(file.stat().st_mtime_ns)
+        time.sleep(0.001)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path) -> None:
+    recipe, file = RECIPE, tmp_path / "run"
+    whole = train(network(), regression(), recipe)
+    for times in (2, 5):
+        kill_when_written(file, recipe, times)
+    steps: list[Step] = []
+    resumed = train(network(), regression(), recipe, checkpoint=file, on_step=steps.append)
+    assert 7 <= steps[0].done < steps[-1].done == 24
+    assert bits(resumed) == bits(whole)
+    assert {entry.name for entry in tmp_path.iterdir()} <= {file.name}
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("schedule", "optimiser", "mode"),
+    [("constant", "sgd", "eval"), ("cosine", "adam", "train"), ("steps", "sgd", "train")],
+)
+def test_a_run_stopped_within_or_between_epochs_ends_with_the_same_bits(
+    tmp_path: Path, schedule: str, optimiser: str, mode: str
+) -> None:
+    recipe = replace(
+        RECIPE, epochs=2, schedule=schedule, optimiser=optimiser, mode=mode, patience=1
+    )
+    whole = train(network(), regression(), recipe)
+    for last in (1, 6, 7, 12):
+
+        def stop(step: Step, last: int = last) -> None:
+            if step.done == last:
+                raise StopError
+
+        file = tmp_path / str(last)
+        with pytest.raises(StopError):
+            train(network(), regression(), recipe, checkpoint=file, every=0.0, on_step=stop)
+        assert bits(train(network(), regression(), recipe, checkpoint=file)) == bits(whole)
+
+
+def test_a_finished_run_is_handed_out_again_without_a_step(tmp_path: Path) -> None:
+    first = train(network(), regression(), RECIPE, checkpoint=tmp_path / "run")
+    steps: list[Step] = []
+    again = train(
+        network(), regression(), RECIPE, checkpoint=tmp_path / "run", on_step=steps.append
+    )
+    assert not steps
+    assert bits(again) == bits(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"recipe": replace(RECIPE, learning_rate=0.1)}, "settings differ"),
+        ({"task": replace(regression(), identity="other")}, "images or aims differ"),
+        ({"model": nn.Linear(6, 2)}, "network differ"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_kept(
+    tmp_path: Path, changed: dict[str, Any], what: str
+) -> None:
+    file = tmp_path / "run"
+    train(network(), regression(), RECIPE, checkpoint=file)
+    before = file.read_bytes()
+    given = {"model": network(), "task": regression(), "recipe": RECIPE} | changed
+    with pytest.raises(CheckpointError, match=re.escape(f"another run ({what}")) as refused:
+        train(**given, checkpoint=file)
+    assert "choose another file, or remove this one" in str(refused.value)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda b: b[: len(b) // 2], "was cut short or changed: remove it to start again"),
+        (lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "was cut short or changed"),
+        (lambda _: b"", "is no checkpoint of this entrim: choose a file that does not exist yet"),
+        (lambda _: b"my thesis", "is no checkpoint of this entrim"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_kept(
+    tmp_path: Path, damage: Any, sentence: str
+) -> None:
+    file = tmp_path / "run"
+    train(network(), regression(), RECIPE, checkpoint=file)
+    file.write_bytes(damage(file.read_bytes()))
+    before = file.read_bytes()
+    with pytest.raises(CheckpointError, match=re.escape(sentence)):
+        train(network(), regression(), RECIPE, checkpoint=file)
+    assert file.read_bytes() == before
+
+
+def test_a_place_that_cannot_hold_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read .* choose another file"):
+        train(network(), regression(), RECIPE, checkpoint=tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SaveError, match=r"cannot be written .* choose another place"):
+        write_checkpoint(tmp_path / "file" / "run", {}, {})
+
+
+def test_a_checkpoint_gives_back_what_was_put_in(tmp_path: Path) -> None:
+    state = {"a": torch.arange(3), "b": [1.5, "x"], "c": torch.ones((), dtype=torch.bfloat16)}
+    file = tmp_path / "new" / "run"
+    assert read_checkpoint(file, {"x": "1"}) is None
+    write_checkpoint(file, {"x": "1"}, state)
+    found = read_checkpoint(file, {"x": "1"})
+    assert found is not None
+    assert found["b"] == state["b"]
+    assert fingerprint([found["a"], found["c"]]) == fingerprint([state["a"], state["c"]])

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from entrim import atomic
@@ -42,7 +43,7 @@ def reserved(place: Path, refuse: Callable[[Path], None]) -> Iterator[None]:
     try:
         place.mkdir(parents=True, exist_ok=True)
         probe = place / ".entrim.lock"  # what save() locks: the folder stays one of ours
-        with probe.open("ab"):
+        with probe.open("ab"), TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise SaveError(
@@ -52,7 +53,7 @@ def reserved(place: Path, refuse: Callable[[Path], None]) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
-            if ours and [entry.name for entry in place.iterdir()] == [probe.name]:
+            if ours and is_free(place):  # of a search others may still hold the lock
                 probe.unlink(missing_ok=True)
                 place.rmdir()
         raise

@@ -41,6 +41,7 @@ PAGES = {
         "reference/solver",
         "reference/spartan",
         "reference/report",
+        "reference/exporting",
         "reference/experiments",
         "reference/errors",
     ],

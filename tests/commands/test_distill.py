@@ -118,9 +118,9 @@ def test_the_same_command_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.chdir(workshop)
     monkeypatch.setattr(library, "train", partial(train, every=0.0))
-    for name in ("whole", "halted"):
+    for name in ("undisturbed", "halted"):
         shutil.rmtree(name, ignore_errors=True)
-    assert main(["distill", "cut", *FEW, "--out", "whole"]) == 0
+    assert main(["distill", "cut", *FEW, "--out", "undisturbed"]) == 0
     words = ["distill", "cut", *FEW, "--out", "halted"]
     seen: list[int] = []
     monkeypatch.setattr(distilling, "Progress", stopping(7, seen))
@@ -136,7 +136,7 @@ def test_the_same_command_goes_on_to_the_same_bits(
     assert seen[0] == 7  # the step that was under way is taken again
     assert seen[-1] == 12
     assert not (workshop / "halted" / CHECKPOINT).exists()
-    whole, halted = tensors(workshop / "whole"), tensors(workshop / "halted")
+    whole, halted = tensors(workshop / "undisturbed"), tensors(workshop / "halted")
     assert all(torch.equal(tensor, halted[name]) for name, tensor in whole.items())
 
 

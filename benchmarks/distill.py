@@ -160,6 +160,8 @@ def choice_section(points: Points) -> str:
         if key.startswith("choose ")
     ]
     header = ("images", "recipe", "to choose by", "held out, before", "after", "best epoch")
+    if not rows:
+        return "`choose` was not run."
     return f"## One thing changed, {DEFAULT.epochs} epochs\n\n{table(header, rows)}"
 
 

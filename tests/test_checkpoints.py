@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_kept(
     given = {"model": network(), "task": regression(), "recipe": RECIPE} | changed
     with pytest.raises(CheckpointError, match=re.escape(f"another run ({what}")) as refused:
         train(**given, checkpoint=file)
-    assert "choose another file, or remove this one" in str(refused.value)
+    assert "choose another place, or remove this one" in str(refused.value)
     assert file.read_bytes() == before
 
 

@@ -7,6 +7,7 @@ code; only the seconds are shared in which PyTorch imports itself and what it ne
 import json
 import os
 import resource
+import signal
 import sys
 from functools import cache
 from typing import Any, NoReturn
@@ -20,7 +21,11 @@ from entrim.commands.main import main
 
 
 def stop_before_rename(number: int, count: int) -> None:
-    """Send this process a signal when it is about to rename its file number `count`."""
+    """Send this process a signal when it is about to rename its file number `count`.
+
+    Tests that a shell started in the background ignore Ctrl-C, and so would their children.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     renames = iter(range(1, count))
 
     def audit(event: str, _: object) -> None:

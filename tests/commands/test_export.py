@@ -89,16 +89,16 @@ def test_a_table_names_files_and_what_they_were_compared_on(
     command: Command, workshop: Path, half: Path
 ) -> None:
     np.save(workshop / "shown.npy", np.arange(60) % 4)
-    done = command("export", "half", "--torchexport", "net.pt2", "--labels", "shown.npy")
+    done = command("export", "half", "--torchexport", "whole-net.pt2", "--labels", "shown.npy")
     ended_well(done)
     rows = [line.split("  ") for line in done.out.splitlines()]
-    assert [row[0] for row in rows] == ["", "before the cut", "net.pt2", "", rows[-1][0]]
+    assert [row[0] for row in rows] == ["", "before the cut", "whole-net.pt2", "", rows[-1][0]]
     assert rows[-1][0].endswith("compared with the network in PyTorch, on 60 images of x.npy")
     assert "60 of 60" in done.out
     x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(taught(), half).eval()
-    again = torch.export.load(workshop / "net.pt2").module()
+    again = torch.export.load(workshop / "whole-net.pt2").module()
     torch.testing.assert_close(again(x), network(x))
-    plain = command("export", "half", "--torchexport", "net.pt2", "--count", "9", "--force")
+    plain = command("export", "half", "--torchexport", "whole-net.pt2", "--count", "9", "--force")
     assert "accuracy" not in plain.out
     assert "on 9 images of x.npy" in plain.out
 

@@ -175,10 +175,10 @@ def read_only(place: Path) -> Iterator[None]:
 def test_a_read_only_folder_is_refused_before_any_work(
     command: Command, workshop: Path, whole: Path
 ) -> None:
-    (workshop / "locked").mkdir()
-    with read_only(workshop / "locked"):
-        done = command(*WORDS, "--out", "locked/run")
-        refused(done, "locked/run cannot be written", "--out")
+    (workshop / "barred").mkdir()
+    with read_only(workshop / "barred"):
+        done = command(*WORDS, "--out", "barred/run")
+        refused(done, "barred/run cannot be written", "--out")
     before = contents(whole)
     with read_only(whole):
         done = command(*OTHER, "--out", "whole", "--force")

@@ -20,6 +20,19 @@ from entrim.report import read
 from tests.commands.conftest import Command, Ended, taught
 
 
+def test_scores_of_ones_own_come_from_a_file(command: Command, workshop: Path) -> None:
+    torch.save({"0": torch.arange(8.0)}, workshop / "ranks.pt")
+    words = ("sparsify", "nets.py:small", "--weights", "w.pt", "--images", "x.npy", "--width", "3")
+    done = command(*words, "--scores", "ranks.pt", "--out", "ranked", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["kept"] == {"0": [5, 6, 7]}
+    for name, part in (("x.npy", "holds one array"), ("gone.npz", "there is no file gone.npz")):
+        bad = command(*words, "--scores", name, "--out", "never-ranked")
+        assert (bad.code, bad.out) == (1, "")
+        assert part in bad.err
+    assert not (workshop / "never-ranked").exists()
+
+
 def test_a_run_is_saved_reported_and_summed_up(workshop: Path, ended: Ended) -> None:
     assert ended.code == 0, ended.err
     story = read(workshop / "half")

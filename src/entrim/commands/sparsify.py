@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from entrim.budget import Budget
 from entrim.choose import SELECTORS
 from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
-from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.pictures import add_images, held_in, read_pictures
 from entrim.commands.runs import add_out, noted, refuse_held, reserved
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
 from entrim.errors import CommandError, OtherRunError
@@ -83,6 +84,10 @@ def _add_options(parser: ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--selector", choices=SELECTORS)
     group.add_argument(
+        "--scores", metavar="FILE",
+        help="importances of your own: .npz or .pt with one array a group, a number a channel",
+    )  # fmt: skip
+    group.add_argument(
         "--alternation", type=float, metavar="3e-3", help="the paper's own solver, and its stop"
     )
     group.add_argument("--resamples", type=int, help="record how stable the choice is")
@@ -118,10 +123,22 @@ def options(args: Namespace) -> dict[str, Any]:
     )
     if limits := given(args, _LIMITS):
         found["budget"] = Budget(**limits)
+    if args.scores is not None:
+        found["scores"] = _scores(Path(args.scores))
     for name, patterns in (("eps", args.eps), ("widths", args.width)):
         if patterns:
             found[name] = dict(patterns)
     return found
+
+
+def _scores(file: Path) -> dict[str, Tensor]:
+    """Return the importances that a file holds, by group."""
+    if not file.is_file():
+        raise CommandError(f"there is no file {file}: name an .npz or .pt with --scores")
+    held = held_in(file)
+    if not isinstance(held, Mapping):
+        raise CommandError(f"{file} holds one array: save one for every group, under its name")
+    return {name: torch.as_tensor(values) for name, values in held.items()}
 
 
 @contextmanager

@@ -196,6 +196,19 @@ def test_robustness_is_a_table_by_attack_and_network(
     assert "FGSM, 0.1000" in capsys.readouterr().out
 
 
+def test_a_network_whose_weights_are_missing_does_not_keep_others_from_being_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENTRIM_ASSETS", raising=False)
+    whole = study("comparison", ["greedy, rebuilt"], on_toys("E2"))
+    both = replace(whole, panels=(STUDIES["comparison"].panels[1], *whole.panels))
+    report = both.run(Work(tmp_path), Options())
+    assert [one["row"] for one in report.measured] == ["E2"]
+    (missing, _) = report.notes
+    assert missing.startswith("ResNet-20, seed 0: not run (cifar10_resnet20.safetensors is looked")
+    assert report.lines[0].cells()[3:5] == [NOT_RUN, ""]
+
+
 def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> None:
     subject = toy(Work(tmp_path))
     recipe = subject.fine_tuning(2, 0)

@@ -1,15 +1,18 @@
 """Networks and the rows in which the studies cut them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from entrim.budget import Budget
+from entrim.errors import DataError
 from entrim.experiments import subjects
-from entrim.experiments.cutting import size_at
+from entrim.experiments.cutting import baseline, size_at
+from entrim.experiments.report import NOT_RUN
 from entrim.experiments.reproduce import QUICK_EPOCHS, Options
 from entrim.experiments.rows import Row, halved, rows_of
 from entrim.experiments.subjects import Subject
+from entrim.experiments.work import NotFinishedError, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,26 @@ def lenet(*names: str, epochs: int) -> Panel:
 def halved_resnet(network: str, subject: Callable[..., Subject]) -> Panel:
     """Return a residual network with half the channels inside its blocks."""
     return Panel(network=network, subject=subject, rows=(halved(network),), epochs=1)
+
+
+def at_hand(
+    panels: Sequence[Panel], work: Work, options: Options, notes: list[str]
+) -> Iterator[tuple[Panel, Subject, float]]:
+    """Yield every network of every seed with its accuracy; note what there is, and what is not.
+
+    One whose weights or data are missing does not keep the others from being run.
+    """
+    for panel in panels:
+        for seed in options.seeds:
+            name = f"{panel.network}, seed {seed}"
+            try:
+                subject = panel.subject(work, seed, quick=options.quick)
+                base = baseline(work, subject)
+            except (NotFinishedError, DataError) as error:
+                notes.append(f"{name}: {NOT_RUN} ({error})")
+                continue
+            notes.append(f"{name}: {subject.origin}; baseline {base:.2f} %")
+            yield panel, subject, base
 
 
 def within(subject: Subject, row: Row) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from entrim.experiments import subjects
 from entrim.experiments.cutting import Lessons, cut_row
 from entrim.experiments.datasets import Dataset
 from entrim.experiments.normalisation import Normalisation
-from entrim.experiments.panels import Panel, halved_resnet, lenet, within
+from entrim.experiments.panels import Panel, at_hand, halved_resnet, lenet, within
 from entrim.experiments.report import Line, Report
 from entrim.experiments.reproduce import Options, shrunk
 from entrim.experiments.rows import Row
@@ -133,20 +133,11 @@ class Robustness:
     def run(self, work: Work, options: Options) -> Report:
         """Return the accuracies by attack and network, after running what is not finished yet."""
         notes, measured = shrunk(options), []
-        for panel in self.panels:
-            (row,) = panel.rows
-            for seed in options.seeds:
-                try:
-                    subject = panel.subject(work, seed, quick=options.quick)
-                except NotFinishedError:
-                    notes.append(f"{panel.network}, seed {seed}: not run")
-                    continue
-                epochs = panel.taught(options)
-                told = f"fine tuned {max(epochs)} epochs" if epochs else "not fine tuned"
-                notes.append(
-                    f"{panel.network}, seed {seed}: {subject.origin}; row {row.name}, {told}"
-                )
-                measured += _Trial(work, subject, row, epochs).attacked()
+        for panel, subject, _ in at_hand(self.panels, work, options, notes):
+            (row,), epochs = panel.rows, panel.taught(options)
+            told = f"fine tuned {max(epochs)} epochs" if epochs else "not fine tuned"
+            notes.append(f"{panel.network} is cut as in {row.name}, {told}")
+            measured += _Trial(work, subject, row, epochs).attacked()
         return Report(
             experiment=self.name,
             title=self.title,

@@ -7,8 +7,8 @@ from typing import Any
 from entrim import files
 from entrim.experiments import subjects
 from entrim.experiments.criteria import CRITERIA, NoCriterionError
-from entrim.experiments.cutting import IMAGES, Lessons, baseline, cut_row
-from entrim.experiments.panels import Panel, halved_resnet, lenet, within
+from entrim.experiments.cutting import IMAGES, Lessons, cut_row
+from entrim.experiments.panels import Panel, at_hand, halved_resnet, lenet, within
 from entrim.experiments.published import tables
 from entrim.experiments.report import Line, Report
 from entrim.experiments.reproduce import Options, shrunk
@@ -68,21 +68,11 @@ class Study:
         """Return the drops by variant and row, after running what is not finished yet."""
         found = _Found(self)
         notes = shrunk(options)
-        for panel in self.panels:
-            for seed in options.seeds:
-                try:
-                    subject = panel.subject(work, seed, quick=options.quick)
-                    base = baseline(work, subject)
-                except NotFinishedError:
-                    notes.append(f"{panel.network}, seed {seed}: not run")
-                    continue
-                notes.append(
-                    f"{panel.network}, seed {seed}: {subject.origin}; baseline {base:.2f} %"
-                )
-                for variant in self.variants:
-                    for row in panel.rows:
-                        epochs = panel.taught(options) if variant.tuned else ()
-                        found.take(base, self._point(work, subject, variant, row, epochs))
+        for panel, subject, base in at_hand(self.panels, work, options, notes):
+            for variant in self.variants:
+                for row in panel.rows:
+                    epochs = panel.taught(options) if variant.tuned else ()
+                    found.take(base, self._point(work, subject, variant, row, epochs))
         return Report(
             experiment=self.name,
             title=self.title,

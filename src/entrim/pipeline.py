@@ -1,7 +1,6 @@
 """The order of the stages: trace, collect, choose, rebuild, cut."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 from entrim import files
 from entrim.budget import Budget
 from entrim.budgeting import decide_within
+from entrim.checking import check_images
 from entrim.checkpoints import fingerprint
 from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
 from entrim.errors import (
-    BadImagesError,
     BadSettingError,
-    CalibrationWarning,
     LoadError,
     TraceError,
 )
@@ -27,7 +25,6 @@ from entrim.images import Images, read_images
 from entrim.journal import Journal
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import Cut, cut, trace
-from entrim.network.capture import familiarity
 from entrim.network.follow import Example
 from entrim.network.form import values_of
 from entrim.network.shelf import Shelf
@@ -38,10 +35,6 @@ from entrim.records import Record, Step
 from entrim.run import Run
 from entrim.settings import RIDGE, Patterns, Settings
 
-SHIFT, SPREAD = 1.0, 3.0
-"""Images are strange if a BatchNorm sees means so many of its own deviations off, or the first one
-variances so many times larger or smaller. CIFAR-10 in the wrong scale (0 to 1, 0 to 255, half the
-contrast) lies outside for ResNet-20 and VGG-16, eight right images or a single class inside."""
 _EXAMPLE = 4
 
 
@@ -281,7 +274,7 @@ def look(run: Run, example: Example) -> Scene:
     with run.stage("trace"):
         graph = trace(run.model, example)
         scene = Scene.of(run, graph, run.images)
-        _check_images(run, scene)
+        check_images(run, scene)
     run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
     return scene
 
@@ -294,21 +287,3 @@ def build(
         plan = rebuilt(run, scene, chosen, grams)
     with run.stage("cut"):
         return cut(run.model, plan, example, graph=scene.graph)
-
-
-def _check_images(run: Run, scene: Scene) -> None:
-    """Warn where the images cannot be like those of the training."""
-    norms = familiarity(scene.task)
-    if any(math.isnan(norm.shift) for norm in norms):
-        raise BadImagesError("the network computes NaN on these images: scale them as in training")
-    shifted = [norm for norm in norms if norm.shift > SHIFT]
-    scaled = [norm for norm in norms[:1] if not 1 / SPREAD <= norm.spread <= SPREAD]
-    if not shifted and not scaled:
-        return
-    worst = scaled[0] if scaled else max(shifted, key=lambda norm: norm.shift)
-    run.warn(
-        f"the images are not like those of the training: {worst.layer} sees means "
-        f"{worst.shift:.1f} standard deviations off and variances {worst.spread:.2g} times the "
-        "usual: normalise the images as in the network's training",
-        CalibrationWarning,
-    )

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,19 @@ class Ended:
 
 
 Command = Callable[..., Ended]
+
+
+def assert_refused(done: Ended, *parts: str, before: str = r"(?!)") -> None:
+    """Check exit code 1, no result, and one last sentence with `parts`; what may come before it.
+
+    Without `before` nothing may.
+    """
+    assert (done.code, done.out) == (1, "")
+    *lines, last = done.err.splitlines()
+    assert last.startswith("entrim: ")
+    assert all(re.match(before, line) for line in lines), done.err
+    for part in parts:
+        assert part in last
 
 
 @pytest.fixture(scope="session")

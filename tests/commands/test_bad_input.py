@@ -9,19 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.commands.conftest import Command, Ended
+from tests.commands.conftest import Command, Ended, assert_refused
 
 SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
-
-
-def refused(done: Ended, *parts: str) -> None:
-    assert done.code == 1
-    assert done.out == ""
-    lines = done.err.splitlines()
-    assert len(lines) == 1, done.err
-    assert lines[0].startswith("entrim: ")
-    for part in parts:
-        assert part in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +29,7 @@ def refused(done: Ended, *parts: str) -> None:
 def test_a_network_that_cannot_be_made(
     command: Command, model: str, parts: tuple[str, ...]
 ) -> None:
-    refused(command("inspect", model, "--shape", "1,8,8"), *parts)
+    assert_refused(command("inspect", model, "--shape", "1,8,8"), *parts)
 
 
 def test_a_traceback_is_shown_on_request_only(command: Command) -> None:
@@ -50,7 +40,7 @@ def test_a_traceback_is_shown_on_request_only(command: Command) -> None:
 
 
 def test_a_shape_that_the_network_cannot_read(command: Command) -> None:
-    refused(command("inspect", "nets.py:small", "--shape", "3,8,8"), "(3, 8, 8)", "--shape")
+    assert_refused(command("inspect", "nets.py:small", "--shape", "3,8,8"), "(3, 8, 8)", "--shape")
 
 
 def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> None:
@@ -58,7 +48,7 @@ def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> 
     save_file(tensors, workshop / "odd.safetensors")
     torch.save({"state_dict": tensors}, workshop / "odd.pt")
     for name in ("odd.safetensors", "odd.pt"):
-        refused(
+        assert_refused(
             command("inspect", "nets.py:small", "--weights", name, "--shape", "1,8,8"),
             "missing: 4.weight, 4.bias",
             "not in the network: x",
@@ -85,9 +75,9 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
     np.save(workshop / "evil.npy", np.array([Evil(sign)], object), allow_pickle=True)
     for name in ("evil.pt", "plain.pt"):
         words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
-        refused(command(*words), name, "save model.state_dict()")
-        refused(command(*SPARSIFY, "--images", name), name, "a tensor of images")
-    refused(command(*SPARSIFY, "--images", "evil.npy"), "evil.npy", "numpy.save")
+        assert_refused(command(*words), name, "save model.state_dict()")
+        assert_refused(command(*SPARSIFY, "--images", name), name, "a tensor of images")
+    assert_refused(command(*SPARSIFY, "--images", "evil.npy"), "evil.npy", "numpy.save")
     assert not sign.exists()
 
 
@@ -96,20 +86,20 @@ def test_weights_that_are_damaged_or_missing(command: Command, workshop: Path, n
     if name.startswith("cut"):
         (workshop / name).write_bytes(b"PK")
     words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
-    refused(command(*words), name)
+    assert_refused(command(*words), name)
 
 
 def test_a_folder_without_images(command: Command, workshop: Path) -> None:
     (workshop / "empty").mkdir(exist_ok=True)
-    refused(command(*SPARSIFY, "--images", "empty"), "holds no image file")
-    refused(command(*SPARSIFY, "--images", "nowhere"), "there is no nowhere")
-    refused(command(*SPARSIFY, "--images", "nets.py"), ".npy, .npz or .pt")
+    assert_refused(command(*SPARSIFY, "--images", "empty"), "holds no image file")
+    assert_refused(command(*SPARSIFY, "--images", "nowhere"), "there is no nowhere")
+    assert_refused(command(*SPARSIFY, "--images", "nets.py"), ".npy, .npz or .pt")
 
 
 def test_an_image_that_cannot_be_read_is_named(command: Command, workshop: Path) -> None:
     (workshop / "torn").mkdir(exist_ok=True)
     (workshop / "torn" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
-    refused(command(*SPARSIFY, "--images", "torn"), "a.png", "repair or remove it")
+    assert_refused(command(*SPARSIFY, "--images", "torn"), "a.png", "repair or remove it")
 
 
 def test_images_of_several_sizes(command: Command, workshop: Path) -> None:
@@ -117,23 +107,23 @@ def test_images_of_several_sizes(command: Command, workshop: Path) -> None:
     (workshop / "sizes").mkdir(exist_ok=True)
     for size in (8, 9):
         image.new("RGB", (size, size)).save(workshop / "sizes" / f"{size}.png")
-    refused(command(*SPARSIFY, "--images", "sizes"), "(8, 8) and (9, 9)", "--resize")
+    assert_refused(command(*SPARSIFY, "--images", "sizes"), "(8, 8) and (9, 9)", "--resize")
 
 
 def test_images_of_the_wrong_channel_count(command: Command) -> None:
-    refused(command(*SPARSIFY, "--images", "colour.npy"), "have 3 channels", "0 reads 1")
+    assert_refused(command(*SPARSIFY, "--images", "colour.npy"), "have 3 channels", "0 reads 1")
     words = (*SPARSIFY, "--images", "x.npy", "--mean", "0.1,0.2,0.3")
-    refused(command(*words), "--mean has 3 numbers")
+    assert_refused(command(*words), "--mean has 3 numbers")
 
 
 def test_a_dict_of_arrays_needs_a_key(command: Command, workshop: Path) -> None:
     np.savez(workshop / "two.npz", a=np.zeros(3), b=np.zeros(3))
-    refused(command(*SPARSIFY, "--images", "two.npz"), "holds a, b", "--key")
-    refused(command(*SPARSIFY, "--images", "two.npz", "--key", "a"), "has shape (3,)")
+    assert_refused(command(*SPARSIFY, "--images", "two.npz"), "holds a, b", "--key")
+    assert_refused(command(*SPARSIFY, "--images", "two.npz", "--key", "a"), "has shape (3,)")
 
 
 def test_a_refused_run_leaves_no_folder_behind(command: Command, workshop: Path) -> None:
-    refused(command(*SPARSIFY, "--images", "colour.npy"))
+    assert_refused(command(*SPARSIFY, "--images", "colour.npy"))
     assert not (workshop / "never").exists()
 
 
@@ -150,15 +140,15 @@ def test_a_folder_of_something_else_is_never_written(command: Command, workshop:
     (place / "holiday.txt").write_text("sun")
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "photos")
     for more in ((), ("--force",)):
-        refused(command(*words, *more), "something else than a run", "--out")
+        assert_refused(command(*words, *more), "something else than a run", "--out")
     assert [entry.name for entry in place.iterdir()] == ["holiday.txt"]
-    refused(command(*words[:-1], "nets.py"), "is a file")
+    assert_refused(command(*words[:-1], "nets.py"), "is a file")
 
 
 def test_another_run_is_kept_unless_forced(command: Command, workshop: Path, ended: Ended) -> None:
     before = {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "half")
-    refused(command(*words), "holds another run", "--force")
+    assert_refused(command(*words), "holds another run", "--force")
     assert before == {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
 
 
@@ -168,13 +158,13 @@ def test_a_folder_that_cannot_be_written(command: Command, workshop: Path) -> No
     locked.chmod(0o500)
     place = "/proc/entrim" if os.geteuid() == 0 else "locked/run"  # root may write everywhere else
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", place)
-    refused(command(*words), place, "cannot be written")
+    assert_refused(command(*words), place, "cannot be written")
     locked.chmod(0o700)
 
 
 @pytest.mark.parametrize("words", [("report", "nowhere"), ("compare", "nowhere"), ("report", ".")])
 def test_a_folder_without_a_run(command: Command, words: tuple[str, ...]) -> None:
-    refused(command(*words), "hand over a folder of save()")
+    assert_refused(command(*words), "hand over a folder of save()")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from entrim.files import read_manifest
 from entrim.report import read
-from tests.commands.conftest import Command, Ended
+from tests.commands.conftest import Command, assert_refused
 
 WORDS = ("sparsify", "nets.py:fixed", "--images", "x.npy", "--params", "50%")
 OTHER = (*WORDS[:-1], "60%")
@@ -21,14 +22,7 @@ FULL = [("nets.py:fixed", 400), ("nets.py:fixed", 1_000), ("nets.py:heavy", 100_
 """Bytes that a file may have: too few for the journal, for the report, for the network."""
 
 
-def refused(done: Ended, *parts: str) -> None:
-    """Check that one sentence was said at the end, and no result."""
-    assert (done.code, done.out) == (1, "")
-    said = [line for line in done.err.splitlines() if line.startswith("entrim: ")]
-    assert len(said) == 1, done.err
-    assert done.err.endswith(f"{said[0]}\n")
-    for part in parts:
-        assert part in said[0]
+assert_stopped = partial(assert_refused, before=r"(?!entrim: )")
 
 
 def contents(place: Path) -> dict[str, bytes]:
@@ -47,7 +41,7 @@ def whole(command: Command, workshop: Path) -> Path:
     return workshop / "whole"
 
 
-def same(place: Path, whole: Path) -> None:
+def assert_same(place: Path, whole: Path) -> None:
     """Check that both folders hold the same network, and nothing is left of the interruption."""
     mine, its = read_manifest(place), read_manifest(whole)
     assert mine["plan"] == its["plan"]
@@ -61,7 +55,7 @@ def test_an_interrupted_run_says_in_one_sentence_that_the_same_command_resumes(
     command: Command, workshop: Path, whole: Path, number: int
 ) -> None:
     name = f"stopped-{number}"
-    refused(
+    assert_stopped(
         command(*WORDS, "--out", name, stop=(number, 4)),
         f"interrupted: what is finished is kept in {name}, and the same command goes on",
     )
@@ -70,14 +64,14 @@ def test_an_interrupted_run_says_in_one_sentence_that_the_same_command_resumes(
     assert done.code == 0, done.err
     assert "resume: 2 of 2" in done.err
     assert "taken from the interrupted run" in done.err
-    same(workshop / name, whole)
+    assert_same(workshop / name, whole)
 
 
 def test_an_interruption_before_anything_is_finished_leaves_no_folder(
     command: Command, workshop: Path
 ) -> None:
     done = command(*WORDS, "--out", "early", stop=(signal.SIGINT, 2))
-    refused(done, "interrupted: what was saved before is intact")
+    assert_stopped(done, "interrupted: what was saved before is intact")
     assert not (workshop / "early").exists()
 
 
@@ -93,7 +87,7 @@ def test_a_run_killed_at_every_stage_in_turn_ends_with_the_same_network(
     assert codes[-1] == 0
     assert len(codes) >= 6
     assert saved.count(True) > 1  # killed behind the network itself, before its report, too
-    same(workshop / "killed", whole)
+    assert_same(workshop / "killed", whole)
 
 
 def test_an_unfinished_run_of_another_command_is_kept_unless_forced(
@@ -102,7 +96,9 @@ def test_an_unfinished_run_of_another_command_is_kept_unless_forced(
     command(*OTHER, "--out", "shared", stop=(signal.SIGTERM, 4))
     journal = workshop / "shared" / ".unfinished"
     before = contents(journal)
-    refused(command(*WORDS, "--out", "shared"), "unfinished run of another command", "--force")
+    assert_stopped(
+        command(*WORDS, "--out", "shared"), "unfinished run of another command", "--force"
+    )
     assert contents(journal) == before
     done = command(*WORDS, "--out", "shared", "--force")
     assert done.code == 0, done.err
@@ -115,9 +111,11 @@ def test_a_run_that_was_to_replace_another_resumes_beside_it(
 ) -> None:
     assert command(*OTHER, "--out", "old").code == 0
     before = contents(workshop / "old")
-    refused(command(*WORDS, "--out", "old", "--force", stop=(signal.SIGINT, 4)), "interrupted")
+    assert_stopped(
+        command(*WORDS, "--out", "old", "--force", stop=(signal.SIGINT, 4)), "interrupted"
+    )
     assert contents(workshop / "old") == before
-    refused(command(*WORDS, "--out", "old"), "holds another run")
+    assert_stopped(command(*WORDS, "--out", "old"), "holds another run")
     done = command(*WORDS, "--out", "old", "--force")
     assert done.code == 0, done.err
     assert "resume: 2 of 2" in done.err
@@ -129,7 +127,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     command: Command, workshop: Path, whole: Path, net: str, limit: int
 ) -> None:
     words, place = (WORDS[0], net, *WORDS[2:]), workshop / f"full-{limit}"
-    refused(
+    assert_stopped(
         command(*words, "--out", place.name, limit=limit),
         "cannot be written (",
         "File too large",
@@ -152,7 +150,7 @@ def test_a_full_disk_leaves_the_run_that_was_to_be_replaced(
     assert command(*OTHER, "--out", place).code == 0
     before = contents(place)
     words = (WORDS[0], net, *WORDS[2:], "--out", place, "--force")
-    refused(command(*words, limit=limit), "File too large")
+    assert_stopped(command(*words, limit=limit), "File too large")
     assert contents(place) == before
 
 
@@ -178,18 +176,18 @@ def test_a_read_only_folder_is_refused_before_any_work(
     (workshop / "barred").mkdir()
     with read_only(workshop / "barred"):
         done = command(*WORDS, "--out", "barred/run")
-        refused(done, "barred/run cannot be written", "--out")
+        assert_stopped(done, "barred/run cannot be written", "--out")
     before = contents(whole)
     with read_only(whole):
         done = command(*OTHER, "--out", "whole", "--force")
-    refused(done, "whole cannot be written", "--out")
+    assert_stopped(done, "whole cannot be written", "--out")
     assert "trace" not in done.err
     assert contents(whole) == before
     assert names(whole) == sorted(before)
 
 
 def test_a_folder_below_a_file_is_refused(command: Command) -> None:
-    refused(command(*WORDS, "--out", "x.npy/run"), "x.npy/run cannot be written", "--out")
+    assert_stopped(command(*WORDS, "--out", "x.npy/run"), "x.npy/run cannot be written", "--out")
 
 
 def test_a_terminal_keeps_a_line_for_every_group_and_layer_above_the_progress(

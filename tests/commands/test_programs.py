@@ -12,8 +12,7 @@ from torch import nn
 
 import entrim
 from entrim.commands.models import read_model
-from tests.commands.conftest import Command
-from tests.commands.test_bad_input import refused
+from tests.commands.conftest import Command, assert_refused
 from tests.pipeline.networks import Residual, images
 
 ANY = ({0: torch.export.Dim("batch")},)
@@ -100,4 +99,4 @@ def test_a_program_that_cannot_serve_is_refused(
         file.write_bytes((workshop / "whole.pt2").read_bytes()[:3000])
     if name == "other":
         torch.save({"a": torch.zeros(3)}, file)
-    refused(command("inspect", file.name, "--shape", "1,8,8"), *parts)
+    assert_refused(command("inspect", file.name, "--shape", "1,8,8"), *parts)

@@ -1,7 +1,5 @@
 """A run that is interrupted goes on after what is finished, and ends with the same bits."""
 
-import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -10,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 import entrim
 from entrim import budgeting, deciding, pipeline
 from entrim.errors import BudgetError, CheckpointError, OtherRunError, SaveError
-from entrim.journal import Journal, Unit
+from entrim.journal import Journal
 from entrim.network import capture, rebuild, refitting, sensing
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -83,7 +80,7 @@ def stop_from(steps: dict[tuple[str, str], int], number: int) -> Callable[[entri
     return on_step
 
 
-def same(one: entrim.Sparsified, other: entrim.Sparsified) -> None:
+def assert_same(one: entrim.Sparsified, other: entrim.Sparsified) -> None:
     mine, its = one.model.state_dict(), other.model.state_dict()
     assert list(mine) == list(its)
     assert all(torch.equal(mine[name], its[name]) for name in mine)
@@ -131,7 +128,7 @@ def test_a_run_stopped_at_every_step_in_turn_ends_with_the_same_bits(
         with pytest.raises(StopError):
             run(place, stop_from(numbers, number), **WAYS[way])
     told: list[entrim.Step] = []
-    same(run(place, told.append, **WAYS[way]), whole)
+    assert_same(run(place, told.append, **WAYS[way]), whole)
     if way != "error":  # what a trial was stopped in is tried again
         assert dict(counted) == once
     assert not place.exists()
@@ -197,7 +194,7 @@ def test_a_refit_collects_its_own_layers_only(collected: list[list[str]]) -> Non
 def test_what_is_drawn_does_not_depend_on_how_much_is_collected_at_once() -> None:
     steps: list[entrim.Step] = []
     passes = run(None, steps.append, **WAYS["eps"], memory_limit=6_000)
-    same(passes, run(None, **WAYS["eps"]))
+    assert_same(passes, run(None, **WAYS["eps"]))
     assert {step.total for step in steps if step.stage == "collect"} == {6}
     other = run(None, **WAYS["eps"], generator=torch.Generator().manual_seed(2))
     assert passes.record.groups != other.record.groups
@@ -214,7 +211,7 @@ def test_a_damaged_unit_is_found_again(tmp_path: Path, harm: str) -> None:
         flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
         unit.write_bytes({"flip": flipped, "cut": content[:-5], "empty": b"", "swap": next_}[harm])
     told: list[entrim.Step] = []
-    same(run(place, told.append, **how), whole)
+    assert_same(run(place, told.append, **how), whole)
     assert not any("taken from" in step.detail for step in told)
 
 
@@ -223,7 +220,7 @@ def test_without_its_head_a_journal_is_still_trusted_by_unit(tmp_path: Path) -> 
     stopped_at(place, "choose", 2, **how)
     (place / "run.json").write_text("{")
     other = {**how, "widths": {"*": 0.7}}
-    same(run(place, **other), run(None, **other))
+    assert_same(run(place, **other), run(None, **other))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +242,7 @@ def test_another_run_is_refused_and_the_journal_is_left(
     with pytest.raises(OtherRunError, match=rf"another run \({said} differ\): go on as in"):
         run(place, **{**how, **change})
     assert sorted(file for file in place.iterdir() if file in units) == units
-    same(run(place, **how), run(None, **how))
+    assert_same(run(place, **how), run(None, **how))
 
 
 def test_another_version_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +258,7 @@ def test_the_same_images_in_batches_are_the_same_run(tmp_path: Path) -> None:
     stopped_at(place, "choose", 2, **how)
     told: list[entrim.Step] = []
     batches = [(part, torch.zeros(len(part))) for part in images().split(40)]
-    same(run(place, told.append, images=batches, **how), run(None, **how))
+    assert_same(run(place, told.append, images=batches, **how), run(None, **how))
     assert "resume" in [step.stage for step in told]
 
 
@@ -302,25 +299,4 @@ def test_a_journal_that_cannot_be_written_says_so(
         with pytest.raises(SaveError, match=r"No space left.*make room"):
             run(place, **how)
     assert sorted(place.glob("*.safetensors")) == units
-    same(run(place, **how), whole)
-
-
-def test_a_unit_comes_back_as_it_was(tmp_path: Path) -> None:
-    journal = Journal(folder=tmp_path / "journal")
-    tensors = {"a": torch.randn(3, 4).T, "b": torch.tensor([1, 2]), "c": torch.tensor(True)}
-    facts = {"x": 0.1 + 0.2, "none": None, "list": [1, 2], "inf": float("inf")}
-    with journal.opened({"who": "me"}) as finished:
-        assert finished == 0
-        assert journal.find("it") is None
-        fresh = journal.once("it", lambda: Unit(facts, tensors))
-        again = journal.once("it", lambda: pytest.fail("found again"))
-        assert journal.at("else").find("it") is None
-    assert (fresh.taken, again.taken) == (False, True)
-    assert again.facts == facts
-    assert all(torch.equal(again.tensors[key], value) for key, value in tensors.items())
-    with journal.opened({"who": "me"}) as finished:
-        assert finished == 1
-    file = next(journal.folder.glob("*.safetensors")) if journal.folder else Path()
-    with safe_open(file, "pt") as stored:
-        assert json.loads(stored.metadata()["facts"]) == facts
-    assert re.fullmatch(r"[0-9a-f]{32}\.safetensors", file.name)
+    assert_same(run(place, **how), whole)

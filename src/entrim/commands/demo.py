@@ -2,9 +2,10 @@
 
 Trains for some seconds, then cuts every layer to a quarter of its channels with 300 unlabelled
 images: by the paper's method, by entrim's default, and by the same rebuild on random channels.
-Nothing is trained after the cut.
+Each is tested as it is, and again after a short fine tuning with the labels.
 """
 
+import copy
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "entrim": {},
     "random channels": {"selector": "random"},
 }
-EPOCHS = 30
+EPOCHS, RATE = 30, 3e-3
+TUNED, SLOWLY = 5, 1e-3
+"""The epochs and the rate of the fine tuning."""
+Row = tuple[int, int, int, float, float, float | None]
+"""Parameters, MACs, bytes, latency, accuracy as cut, accuracy fine tuned."""
 _EXAMPLES = """\
 examples:
   entrim demo
@@ -39,7 +44,8 @@ def add(subparsers: Any) -> ArgumentParser:
         "demo",
         help="train a small CNN on embedded digits and make it smaller, offline",
         description="Train a small CNN on scikit-learn's digits, cut it to a quarter of its "
-        "channels without labels, print a table, write the report. No download.",
+        "channels without labels, fine tune it briefly, print a table, write the report. No "
+        "download.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--out", default="entrim-demo", metavar="DIR", help="(entrim-demo)")
@@ -47,7 +53,7 @@ def add(subparsers: Any) -> ArgumentParser:
 
 
 def run(args: Namespace) -> int:
-    """Train, cut, print."""
+    """Train, cut, fine tune, print."""
     if Path(args.out).is_file():
         raise CommandError(f"{args.out} is a file: name another folder with --out")
     torch.manual_seed(0)
@@ -56,7 +62,8 @@ def run(args: Namespace) -> int:
     train(model, x[:1200], y[:1200], progress)
     test, cost = (x[1200:], y[1200:]), measure(model, x[:4])
     latency = cost.latency.median
-    rows = {"trained": (cost.params, cost.macs, cost.bytes, latency, accuracy(model, *test))}
+    right = accuracy(model, *test)
+    rows: dict[str, Row] = {"trained": (cost.params, cost.macs, cost.bytes, latency, right, None)}
     page = Path()
     for name, how in METHODS.items():
         generator = torch.Generator().manual_seed(0)
@@ -65,7 +72,10 @@ def run(args: Namespace) -> int:
         )
         after = small.record.after
         right = accuracy(small.model, *test)
-        rows[name] = (after.params, after.macs, after.bytes, after.latency, right)
+        tuned = copy.deepcopy(small.model)
+        train(tuned, x[:1200], y[:1200], progress, stage="fine tune", epochs=TUNED, rate=SLOWLY)
+        sizes = after.params, after.macs, after.bytes, after.latency
+        rows[name] = (*sizes, right, accuracy(tuned, *test))
         small.save(Path(args.out, name.replace(" ", "-")))
         if not how:
             page = write(Path(args.out, name))
@@ -88,16 +98,25 @@ def network() -> nn.Sequential:
     )
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, progress: Progress | None = None) -> None:
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    progress: Progress | None = None,
+    *,
+    stage: str = "train",
+    epochs: int = EPOCHS,
+    rate: float = RATE,
+) -> None:
     """Fit `model` to the labelled images."""
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
-    for epoch in range(1, EPOCHS + 1):
+    optimiser = torch.optim.Adam(model.parameters(), rate)
+    for epoch in range(1, epochs + 1):
         for rows in torch.randperm(len(x)).split(100):
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             optimiser.step()
         if progress is not None:
-            progress(Step(stage="train", name=f"epoch {epoch}", done=epoch, total=EPOCHS))
+            progress(Step(stage=stage, name=f"epoch {epoch}", done=epoch, total=epochs))
     model.eval()
 
 
@@ -118,16 +137,23 @@ def _digits() -> tuple[Tensor, Tensor]:
     return x, torch.as_tensor(classes)[order]
 
 
-def _tell(rows: dict[str, Any], page: Path, images: int, as_json: bool) -> None:
-    names = ["parameters", "MACs", "bytes", "latency", "accuracy, %"]
+def _share(tuned: float | None) -> str:
+    return "" if tuned is None else f"{tuned:.1f}"
+
+
+def _tell(rows: dict[str, Row], page: Path, images: int, as_json: bool) -> None:
+    names = ["parameters", "MACs", "bytes", "latency", "accuracy, %", "fine tuned, %"]
     if as_json:
         found = {name: dict(zip(names, row, strict=True)) for name, row in rows.items()}
         tell_json({"rows": found, "images": images, "report": str(page)})
         return
     shown = [
-        [name, f"{params:,}", f"{macs:,}", size(held), seconds(took), f"{right:.1f}"]
-        for name, (params, macs, held, took, right) in rows.items()
+        [name, f"{params:,}", f"{macs:,}", size(held), seconds(took), f"{right:.1f}", _share(tuned)]
+        for name, (params, macs, held, took, right, tuned) in rows.items()
     ]
-    tell(f"accuracy on {images} images never seen, nothing trained after the cut")
+    tell(
+        f"accuracy on {images} images never seen, as cut without labels, and after {TUNED} epochs "
+        "of fine tuning with labels"
+    )
     tell(table([["", *names], *shown]))
     tell(f"report: {page}")

@@ -15,6 +15,7 @@ from entrim.commands.pictures import add_images, read_pictures
 from entrim.commands.runs import (
     SIGHT,
     add_out,
+    plain,
     read_source,
     refuse_held,
     reported,
@@ -144,12 +145,5 @@ def _teacher(args: Namespace) -> nn.Module | None:
 
 
 def _plain(better: Sparsified, place: Path, page: Path) -> dict[str, Any]:
-    record = better.record
-    return {
-        "folder": str(place),
-        "report": str(page),
-        "before": asdict(record.before),
-        "after": asdict(record.after),
-        "distilled": None if record.distilled is None else asdict(record.distilled),
-        "notes": list(record.notes),
-    }
+    done = better.record.distilled
+    return plain(better, place, page) | {"distilled": None if done is None else asdict(done)}

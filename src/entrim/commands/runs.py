@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -12,6 +13,7 @@ from entrim import atomic
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.files import CHECKPOINT, is_free, read_manifest
 from entrim.journal import UNFINISHED
+from entrim.pipeline import Sparsified
 from entrim.report import write
 from entrim.report.story import COMMAND
 
@@ -87,6 +89,18 @@ def reported(place: Path, args: Namespace) -> Path:
     """Note the command and what it read beside the network, and write the page."""
     note(place / COMMAND, noted(args))
     return write(place)
+
+
+def plain(result: Sparsified, place: Path, page: Path) -> dict[str, Any]:
+    """Return what every run tells a machine."""
+    record = result.record
+    return {
+        "folder": str(place),
+        "report": str(page),
+        "before": asdict(record.before),
+        "after": asdict(record.after),
+        "notes": list(record.notes),
+    }
 
 
 def noted(args: Namespace) -> dict[str, Any]:

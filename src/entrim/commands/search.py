@@ -10,7 +10,7 @@ from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, read_pictures
-from entrim.commands.runs import note, reported, reserved
+from entrim.commands.runs import note, plain, reported, reserved
 from entrim.commands.scores import Metric, add_score, read_metric
 from entrim.commands.showing import Progress, sizes, table, tell, tell_json
 from entrim.errors import BadSettingError, CommandError, StorageError
@@ -224,11 +224,5 @@ def _plain(
     }
     if saved is not None:
         trial, small, folder, page = saved
-        found["picked"] = {
-            "trial": trial.number,
-            "folder": str(folder),
-            "report": str(page),
-            "before": asdict(small.record.before),
-            "after": asdict(small.record.after),
-        }
+        found["picked"] = {"trial": trial.number, **plain(small, folder, page)}
     return found

@@ -4,7 +4,6 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, held_in, read_pictures
-from entrim.commands.runs import add_out, noted, refuse_held, reserved
+from entrim.commands.runs import add_out, noted, plain, refuse_held, reserved
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
@@ -180,14 +179,9 @@ def _saved(small: Sparsified, place: Path, journal: Journal, note: Mapping[str, 
 
 
 def _plain(small: Sparsified, place: Path, page: Path) -> dict[str, Any]:
-    record = small.record
-    return {
-        "folder": str(place),
-        "report": str(page),
-        "before": asdict(record.before),
-        "after": asdict(record.after),
-        "kept": {group.name: list(group.kept) for group in record.groups},
-        "channels": {group.name: group.channels for group in record.groups},
-        "seconds": dict(record.seconds),
-        "notes": list(record.notes),
+    groups = small.record.groups
+    return plain(small, place, page) | {
+        "kept": {group.name: list(group.kept) for group in groups},
+        "channels": {group.name: group.channels for group in groups},
+        "seconds": dict(small.record.seconds),
     }

@@ -106,7 +106,10 @@ def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
         ({"learning_rate": math.nan}, "learning_rate is nan: it must be positive"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0: hand over 0 or more"),
         ({"optimiser": "lion"}, "optimiser is 'lion': choose one of 'adam', 'sgd'"),
-        ({"schedule": "saw"}, "schedule is 'saw': choose one of 'constant', 'cosine', 'steps'"),
+        (
+            {"schedule": "saw"},
+            "schedule is 'saw': choose one of 'constant', 'cosine', 'steps', 'one cycle'",
+        ),
         ({"mode": "test"}, "mode is 'test': choose one of 'train', 'eval'"),
     ],
 )

@@ -13,6 +13,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "steps": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),
+    "one cycle": lambda done: min(5 * done, 1.25 * (1 - done)),
 }
 """The learning rate relative to its start, by the part of the run that is done."""
 

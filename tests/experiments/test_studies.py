@@ -225,3 +225,4 @@ def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> No
     )
     for one, other in zip(done.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
+        assert one.is_contiguous()

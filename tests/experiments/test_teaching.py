@@ -7,6 +7,7 @@ from torch import nn
 from entrim.experiments import Dataset, Normalisation
 from entrim.experiments.teaching import (
     cifar_fine_tuning,
+    cifar_growing,
     cifar_training,
     classification,
     fresh,
@@ -54,6 +55,33 @@ def test_the_cifar_networks_follow_a_cosine_from_a_tenth_to_nothing() -> None:
     rates = [recipe.rate(epoch, epoch / 200) for epoch in (0, 100, 200)]
     assert rates == pytest.approx([0.1, 0.05, 0.0])
     assert {cifar_fine_tuning(50).rate(epoch, epoch / 50) for epoch in range(50)} == {1e-3}
+
+
+def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
+    sides, recipes = zip(*cifar_growing().items(), strict=True)
+    assert sides == tuple(sorted(sides))
+    assert sides[-1] == 32
+    for recipe in recipes:
+        rates = [recipe.rate(0, done) / recipe.learning_rate for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
+        assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
+
+
+def test_images_are_shrunk_to_the_means_of_their_parts_to_learn_and_watched_whole() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Watching(ReadsThePixel):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return super().forward(x)
+
+    some = digits(20, wrong=0)
+    task = classification(some, some, PLAIN, side=2)
+    task.loss(Watching(), torch.arange(20), torch.Generator())
+    task.held_out(Watching())
+    means = PLAIN(some.images).view(20, 1, 2, 2, 2, 2).mean((3, 5))
+    assert torch.allclose(seen[0], means)
+    assert torch.equal(seen[1], PLAIN(some.images))
+    assert task.identity != classification(some, some, PLAIN).identity
 
 
 def test_plain_momentum_is_heavy_ball_and_not_nesterov() -> None:

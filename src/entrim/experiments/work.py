@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from entrim import atomic
 from entrim.checkpoints import fingerprint
 from entrim.errors import EntrimError, SaveError
 from entrim.experiments.cache import cache_folder
+from entrim.network.follow import copied
 from entrim.network.form import values_of
 from entrim.recipes import Recipe, Task
 from entrim.records import Step
@@ -74,8 +77,10 @@ class Work:
             self.refuse_to_run(name)
             self.on_step(step)
 
-        done = train(model, task, recipe, checkpoint=file, stage=name, on_step=on_step)
-        return done.model.eval()
+        fast = convert_conv2d_weight_memory_format(copied(model), torch.channels_last)
+        done = train(fast, task, recipe, checkpoint=file, stage=name, on_step=on_step)
+        plain = convert_conv2d_weight_memory_format(done.model, torch.contiguous_format)
+        return plain.eval()
 
     def refuse_to_run(self, name: str) -> None:
         """Raise where nothing shall be run."""

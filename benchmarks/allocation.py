@@ -1,7 +1,8 @@
 """Ask for a size: how the widths are chosen, at equal budgets, nothing trained and no labels.
 
 `python -m benchmarks.allocation` measures what its ledger lacks and writes the table; with names of
-networks only those. Needs ENTRIM_ASSETS.
+networks only those, with `latency` only MACs against time, which wants a quiet machine. Needs
+ENTRIM_ASSETS.
 """
 
 import sys
@@ -30,16 +31,13 @@ BUDGETS = {
 }
 PEER = "cifar10_resnet56", "2.1x fewer MACs", entrim.Budget(macs=1 / 2.1)
 """Where a peer reports what it reaches after sparse training with labels."""
-DISTILLED = ("25% of the parameters", "10% of the parameters", "2.0x fewer MACs")
-"""Where the larger networks are distilled, and cut at random, for time."""
-SMALL = ("lenet", "cifar10_resnet20")
+TIMED = ("cifar10_resnet20", "cifar10_vgg16")
 CHANCE = 10.0
-
 
 OTHERS = [way for way in WAYS if way != "allocation"]
 
 
-def point(bench: Bench, way: str, budget: entrim.Budget, distil: bool) -> dict[str, Any]:
+def point(bench: Bench, way: str, budget: entrim.Budget) -> dict[str, Any]:
     """Return what one way gives under one budget; nothing where it cannot keep it."""
     begin = time.perf_counter()
     with warnings.catch_warnings():
@@ -50,7 +48,7 @@ def point(bench: Bench, way: str, budget: entrim.Budget, distil: bool) -> dict[s
         result = None if isinstance(found, nn.Module) else bench.finished(found)
         model = found if result is None else result.model
         measured = {"seconds": round(time.perf_counter() - begin, 1), **_measured(bench, model)}
-        if way == "allocation" and result and distil:
+        if way == "allocation" and result:
             distilled = entrim.distill(result, bench.subject.images).model
             measured["distilled"] = _measured(bench, distilled)["report"]
     return measured
@@ -72,12 +70,7 @@ def measure(name: str, ledger: Ledger) -> None:
     budgets = dict(BUDGETS)
     if name == PEER[0]:
         budgets[PEER[1]] = PEER[2]
-    keys = {
-        f"{name} | {b} | {way}": (b, way)
-        for b in budgets
-        for way in WAYS
-        if way != RANDOM or name in SMALL or b in DISTILLED
-    }
+    keys = {f"{name} | {b} | {way}": (b, way) for b in budgets for way in WAYS}
     missing = {key: cell for key, cell in keys.items() if key not in known}
     if not missing:
         return
@@ -86,8 +79,7 @@ def measure(name: str, ledger: Ledger) -> None:
     ledger.point(f"{name} | intact", lambda: intact)
     ledger.point(f"{name} | stages", lambda: {"seconds": dict(bench.run.seconds)})
     for key, (budget, way) in missing.items():
-        distil = name in SMALL or budget in DISTILLED
-        ledger.point(key, lambda b=budgets[budget], w=way, d=distil: point(bench, w, b, d))
+        ledger.point(key, lambda b=budgets[budget], w=way: point(bench, w, b))
 
 
 def latency(name: str, ledger: Ledger) -> None:
@@ -244,7 +236,7 @@ def overview(points: Mapping[str, Mapping[str, Any]], known: Sequence[str]) -> s
     learnt = [("allocation", "report"), ("allocation", "distilled"), (RANDOM, "report")]
     more = [
         [budget, *(", ".join(cell(n, budget, way, key) for way, key in learnt) for n in known)]
-        for budget in DISTILLED
+        for budget in BUDGETS
     ]
     header = [f"{n} ({points[f'{n} | intact']['report']:.1f})" for n in known]
     return "\n\n".join(
@@ -263,9 +255,11 @@ def main() -> None:
     if not networks_at_hand():
         return
     ledger = Ledger.called("allocation")
-    for name in sys.argv[1:] or NETWORKS:
-        measure(name, ledger)
-        if name == "cifar10_resnet20":
+    for part in sys.argv[1:] or (*NETWORKS, "latency"):
+        if part != "latency":
+            measure(part, ledger)
+            continue
+        for name in TIMED:
             latency(name, ledger)
     points = ledger.points()
     note = (
@@ -273,8 +267,7 @@ def main() -> None:
         "brackets the parameters and MACs that remain, in percent. Nothing is trained but under "
         "`+ distill`, which learns from the same 500 images. All ways but torch-pruning's global "
         "magnitude, which keeps the old weights, are rebuilt alike; one eps is the least of a "
-        "ladder (half powers of ten, for VGG-16 powers of ten) that keeps the budget and may cut "
-        "more than it must."
+        "ladder of half powers of ten that keeps the budget, and may cut more than it must."
     )
     known = [name for name in NETWORKS if f"{name} | intact" in points]
     looks = {"allocation": "allocation", "+ distill": "allocation", **{w: w for w in OTHERS}}

@@ -27,7 +27,7 @@ from entrim.settings import Settings
 
 RANDOM = "allocation, random channels"
 EPS = [10 ** (-exponent / 2) for exponent in range(14, 2, -1)]
-"""The ladder of one eps for all layers; every second rung for VGG-16, whose layers are wide."""
+"""The ladder of one eps for all layers, in half powers of ten."""
 
 
 def subject_of(name: str) -> Subject:
@@ -103,7 +103,7 @@ def uniform(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]]:
 def one_eps(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]] | None:
     """Return the channels at the least eps of a ladder, the same everywhere, that keeps it."""
     limits = budget.limits(bench.market.sizes)
-    for eps in EPS[2:9:2] if bench.subject.name == "cifar10_vgg16" else EPS:
+    for eps in EPS[2:9] if bench.subject.name == "cifar10_vgg16" else EPS:
         if eps not in bench.by_eps:
             run = replace(bench.run, settings=Settings(eps_w=-eps, eps_l2=eps))
             asks = run.settings.asks(bench.scene.graph, bench.scene.alone)

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
-from entrim.errors import CheckpointError, SaveError
+from entrim.errors import BadSettingError, CheckpointError, SaveError
 from entrim.recipes import Recipe
 from entrim.records import Step
 from entrim.training import train
-from tests.tasks import RECIPE, bits, network, regression
+from tests.tasks import RECIPE, bits, network, regression, scripted
 
 
 def train_slowly(file: Path, recipe: Recipe) -> None:
@@ -60,6 +60,54 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path) ->
     assert 7 <= steps[0].done < steps[-1].done == 24
     assert bits(resumed) == bits(whole)
     assert {entry.name for entry in tmp_path.iterdir()} <= {file.name}
+
+
+@pytest.mark.parametrize("halve_every", [None, 1])
+def test_a_longer_run_goes_on_from_a_shorter_one_to_the_same_bits(
+    tmp_path: Path, halve_every: int | None
+) -> None:
+    longer = replace(RECIPE, schedule="constant", halve_every=halve_every, hand_out="last")
+    whole = train(network(), regression(), longer)
+    brief = replace(longer, epochs=1)
+    train(network(), regression(), brief, checkpoint=tmp_path / "brief")
+    before = (tmp_path / "brief").read_bytes()
+    steps: list[Step] = []
+    done = train(
+        network(),
+        regression(),
+        longer,
+        checkpoint=tmp_path / "longer",
+        shorter=(brief, tmp_path / "brief"),
+        on_step=steps.append,
+    )
+    assert steps[0].done == 7  # six batches an epoch
+    assert bits(done) == bits(whole)
+    assert (tmp_path / "brief").read_bytes() == before
+    again = train(
+        network(), regression(), longer, checkpoint=tmp_path / "longer", on_step=steps.append
+    )
+    assert bits(again) == bits(whole)
+    assert steps[-1].done == 24
+
+
+def test_a_longer_run_stops_where_the_shorter_one_had_lost_its_patience(tmp_path: Path) -> None:
+    longer = replace(RECIPE, schedule="constant", patience=1, learning_rate=1e-9)
+    brief = replace(longer, epochs=1)
+    losses = [1.0, 2.0, 3.0]
+    train(network(), scripted(losses), brief, checkpoint=tmp_path / "brief")
+    shorter = (brief, tmp_path / "brief")
+    done = train(network(), scripted([]), longer, shorter=shorter)
+    assert done.ending == "stopped early: no better for 1 epochs"
+
+
+@pytest.mark.parametrize(
+    "change", [{"schedule": "cosine"}, {"epochs": 4}, {"learning_rate": 1.0}, {"seed": 1}]
+)
+def test_a_run_that_is_no_beginning_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    recipe = replace(RECIPE, schedule=change.get("schedule", "constant"))
+    other = replace(recipe, **{"epochs": 1, **change})
+    with pytest.raises(BadSettingError, match="no beginning"):
+        train(network(), regression(), recipe, shorter=(other, tmp_path / "other"))
 
 
 class StopError(Exception):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,14 @@ class Recipe:
         """
         halved = 0 if self.halve_every is None else epoch // self.halve_every
         return self.learning_rate * SCHEDULES[self.schedule](done) * 0.5**halved
+
+    def continues(self, shorter: "Recipe") -> bool:
+        """Return whether a run of `shorter` is the beginning of a run of this recipe.
+
+        It is where fewer epochs are all that differs and the schedule does not look at the end.
+        """
+        fewer = shorter.epochs < self.epochs and self.schedule == "constant"
+        return fewer and replace(shorter, epochs=self.epochs) == self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -26,6 +26,7 @@ from entrim.records import Step
 
 EVERY = 30.0
 """Seconds between two checkpoints; the end of a run writes one too."""
+_ALL_RUN = "all epochs were run"
 
 
 def train(
@@ -34,6 +35,7 @@ def train(
     recipe: Recipe,
     *,
     checkpoint: Path | None = None,
+    shorter: tuple[Recipe, Path] | None = None,
     every: float = EVERY,
     stage: str = "train",
     on_step: Callable[[Step], None] | None = None,
@@ -43,12 +45,15 @@ def train(
     Where `recipe.hand_out` is "last" it is the state after the last epoch that ended in numbers.
     With `checkpoint`, a file, the run is written there every so many seconds and goes on from
     there, to the same bits on the same machine and number of threads; a finished one is handed out
-    at once. Parameters that do not ask for gradients stay as they are.
+    at once. Where `checkpoint` does not exist yet, the run goes on from that of a `shorter` one,
+    whose recipe must be continued by `recipe`. Parameters that do not ask for gradients stay.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadSettingError(
             "no parameter of the network asks for gradients: call model.requires_grad_(True)"
         )
+    if shorter is not None and not recipe.continues(shorter[0]):
+        raise BadSettingError("the shorter run is no beginning of this one: leave it out")
     identity = {
         "settings": json.dumps(asdict(recipe)),
         "network": fingerprint(values_of(model).values()),
@@ -57,8 +62,11 @@ def train(
     with _own_randomness(), torch.enable_grad():
         run = _Run(copied(model), task, recipe, stage, on_step or (lambda _: None))
         save = _nothing if checkpoint is None else run.writer(checkpoint, identity, every)
-        if checkpoint is not None:
-            run.resume(read_checkpoint(checkpoint, identity))
+        held = None if checkpoint is None else read_checkpoint(checkpoint, identity)
+        if held is None and shorter is not None:
+            told = {"settings": json.dumps(asdict(shorter[0]))}
+            held = read_checkpoint(shorter[1], {**identity, **told})
+        run.resume(held)
         return run.to_the_end(save, modes=[module.training for module in model.modules()])
 
 
@@ -152,12 +160,17 @@ class _Run:
         state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
         if held_out < state.after or self.recipe.hand_out == "last":
             state.after, state.best, self.best = held_out, state.epoch, _cloned(self.model)
-        patience = self.recipe.patience
-        if state.epoch == self.recipe.epochs:
-            state.ending = "all epochs were run"
-        elif patience is not None and state.epoch - state.best >= patience:
-            state.ending = f"stopped early: no better for {patience} epochs"
+        state.ending = self._ending()
         return None
+
+    def _ending(self) -> str:
+        """Return why the run ends after this epoch; nothing where it goes on."""
+        epoch, patience = self.state.epoch, self.recipe.patience
+        if epoch == self.recipe.epochs:
+            return _ALL_RUN
+        if patience is not None and epoch - self.state.best >= patience:
+            return f"stopped early: no better for {patience} epochs"
+        return ""
 
     def _order(self) -> Tensor:
         """Return the order of the images in this epoch, and put the random generators there."""
@@ -244,10 +257,12 @@ class _Run:
         }
 
     def resume(self, held: dict[str, Any] | None) -> None:
-        """Go back to where `_held` was asked."""
+        """Go back to where `_held` was asked, by this run or by a shorter one."""
         if held is None:
             return
         self.state = _State(**held["progress"])
+        if self.state.ending == _ALL_RUN:
+            self.state.ending = self._ending()
         self.state.history = [(a, b) for a, b in self.state.history]
         _put(self.model, held["model"])
         self.best = held["best"]

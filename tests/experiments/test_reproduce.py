@@ -15,11 +15,12 @@ from entrim.commands.main import main
 from entrim.errors import BadSettingError, SaveError
 from entrim.experiments import ZOO
 from entrim.experiments.bars import verdicts
-from entrim.experiments.cutting import Measured, size_at
+from entrim.experiments.cutting import Lessons, Measured, size_at
 from entrim.experiments.published import Cell, tables
 from entrim.experiments.report import NOT_RUN, Line, Report
 from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.rows import rows_of
+from entrim.experiments.teaching import cifar_training
 from entrim.experiments.work import NotFinishedError, Work
 from entrim.network import trace
 from entrim.records import Step
@@ -155,6 +156,19 @@ def test_a_point_is_measured_once_for_the_same_settings(tmp_path: Path) -> None:
     assert len(calls) == 2
     with pytest.raises(NotFinishedError, match="--finished"):
         replace(work, only_finished=True).point("some point", {"a": 9}, measure)
+
+
+def test_fine_tuning_for_longer_goes_on_where_a_shorter_one_ended(tmp_path: Path) -> None:
+    steps: list[Step] = []
+    subject, work = toy(Work(tmp_path)), Work(tmp_path, steps.append)
+    lessons = Lessons(work, subject)
+    found = lessons.after("tuned", subject.model, subject.fine_tuning, (2, 1))
+    assert [step.name for step in steps] == ["epoch 1"] * 5 + ["epoch 2"] * 5
+    alone = Lessons(Work(tmp_path / "alone"), subject)
+    assert alone.after("tuned", subject.model, subject.fine_tuning, (2,)) == {2: found[2]}
+    steps.clear()
+    lessons.after("new", subject.model, lambda n, seed: cifar_training(n, seed), (1, 2))
+    assert len(steps) == 15  # a cosine looks at its end: nothing can be shared
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Lessons:
     ) -> dict[int, float]:
         """Return the accuracy after so many epochs each, as far as it may be run."""
         found = {}
-        for count in epochs:
+        for count in sorted(epochs):  # a longer run may go on from a shorter one
             told = recipe(count, self.subject.seed)
             settings = {
                 **_identity(self.subject),

@@ -58,11 +58,10 @@ class TableRun:
     def plan(self, options: Options) -> str:
         """Return what will be run and about how long it takes here, if nothing is finished yet."""
         rows = [_told(row, options) for row in self.rows]
-        each = sum(sum(row.tuned) + sum(row.scratch) for row in rows) * len(options.ways)
+        each = sum(max(row.tuned, default=0) + sum(row.scratch) for row in rows)
         lesson = subjects.QUICK_LESSON if options.quick else self.lesson
-        epochs = (each + (subjects.QUICK_TRAINING if options.quick else self.training)) * len(
-            options.seeds
-        )
+        training = subjects.QUICK_TRAINING if options.quick else self.training
+        epochs = (each * len(options.ways) + training) * len(options.seeds)
         seconds = epochs * seconds_per_image(self.network) * lesson
         return (
             f"{self.name}: {self.network}, rows {', '.join(row.name for row in rows)}; "

@@ -47,7 +47,7 @@ def cifar_growing(seed: int = 0) -> dict[int, Recipe]:
 
     One after the other; images of half the side cost a quarter.
     """
-    stages = {16: (4, 0.1), 24: (1, 0.05), 32: (1, 0.02)}
+    stages = {16: (5, 0.1), 24: (2, 0.05), 32: (1, 0.02)}
     return {side: _sgd(epochs, rate, "one cycle", seed) for side, (epochs, rate) in stages.items()}
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +62,35 @@ class Work:
     def trained(self, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
         """Return `model` trained, going on where a run of the same kind was stopped; in eval mode.
 
-        The file is named by network and recipe, so that two runs never meet in one.
+        The file is named by network and recipe, so that two runs never meet in one. A longer run
+        goes on from the longest that is its beginning.
         """
-        settings = {
-            "network": fingerprint(values_of(model).values()),
-            "recipe": asdict(recipe),
-            "task": task.identity,
-        }
-        file = self.place(name, settings).with_suffix(".checkpoint")
+        begun = fingerprint(values_of(model).values())
+
+        def file_of(told: Recipe) -> Path:
+            settings = {"network": begun, "recipe": asdict(told), "task": task.identity}
+            return self.place(name, settings).with_suffix(".checkpoint")
+
+        file = file_of(recipe)
         if not file.exists():
             self.refuse_to_run(name)
+        fewer = (replace(recipe, epochs=epochs) for epochs in range(recipe.epochs - 1, 0, -1))
+        shorter = ((told, file_of(told)) for told in fewer if recipe.continues(told))
 
         def on_step(step: Step) -> None:  # a finished training takes none
             self.refuse_to_run(name)
             self.on_step(step)
 
         fast = convert_conv2d_weight_memory_format(copied(model), torch.channels_last)
-        done = train(fast, task, recipe, checkpoint=file, stage=name, on_step=on_step)
+        done = train(
+            fast,
+            task,
+            recipe,
+            checkpoint=file,
+            shorter=next((run for run in shorter if run[1].exists()), None),
+            stage=name,
+            on_step=on_step,
+        )
         plain = convert_conv2d_weight_memory_format(done.model, torch.contiguous_format)
         return plain.eval()
 

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from entrim.budgeting import sense
 from entrim.network.capture import gram_of
 from entrim.network.refitting import masked_tensors, refit_alone
 
-NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56")
+NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16")
 TIMES = (2.0, 3.0)
 DRAWS = 4
 """Labels drawn from the network's own probabilities for each image."""
@@ -160,38 +161,67 @@ def _foreseen(bench: Bench, name: str, width: int, watched: Mapping[str, _Watche
     return float(total.square().mean() / 2)
 
 
-WAYS: dict[str, Callable[[Bench], Market]] = {
-    "divergence of the outputs, 256 images (default)": divergence,
-    "64 images": with_images(64),
-    "500 images": with_images(500),
-    "again with the others held, a second round": second_round,
-    "relative errors of the layers": layer_error,
-    "output gradients instead of passes": output_gradients,
+Cut = Callable[[float], nn.Module]
+"""The network with so many times fewer MACs."""
+
+
+def by_market(find: Callable[[Bench], Market]) -> Callable[[Bench], Cut]:
+    """Return the allocation by these damages, told once for all sizes."""
+
+    def prepare(bench: Bench) -> Cut:
+        market = find(bench)
+
+        def cut(times: float) -> nn.Module:
+            limits = entrim.Budget(macs=1 / times).limits(market.sizes)
+            widths = market.filled(market.way_down(limits)[-1], limits).widths
+            return bench.finished(bench.at(widths)).model
+
+        return cut
+
+    return prepare
+
+
+def in_two_cuts(bench: Bench) -> Cut:
+    """Return the default, half of the way cut and rebuilt before the damages are told anew."""
+    whole = bench.market.sizes["macs"]
+
+    def cut(times: float) -> nn.Module:
+        model = bench.subject.model
+        for share in (times**-0.5, 1 / times):
+            budget = entrim.Budget(macs=int(whole * share))
+            model = entrim.sparsify(model, bench.subject.images, budget=budget).model
+        return model
+
+    return cut
+
+
+WAYS: dict[str, Callable[[Bench], Cut]] = {
+    "divergence of the outputs, 256 images (default)": by_market(divergence),
+    "64 images": by_market(with_images(64)),
+    "500 images": by_market(with_images(500)),
+    "again with the others held, a second round": by_market(second_round),
+    "again after half of the cut, in two runs": in_two_cuts,
+    "relative errors of the layers": by_market(layer_error),
+    "output gradients instead of passes": by_market(output_gradients),
 }
 
 
 def measure(name: str, ledger: Ledger) -> None:
-    """Measure every candidate on one network."""
-    bench = Bench.of(name)
-    tests, labels = bench.subject.tests[DEV], bench.subject.labels[DEV]
-    for way, find in WAYS.items():
-        market: list[Market] = []
+    """Measure what the ledger lacks of one network."""
+    bench = cache(lambda: Bench.of(name))
+    for way, prepare in WAYS.items():
+        ready = cache(lambda prepare=prepare: prepare(bench()))
         for times in TIMES:
 
-            def once(
-                times: float = times, find: Any = find, market: Any = market
-            ) -> dict[str, Any]:
+            def once(times: float = times, ready: Callable[[], Cut] = ready) -> dict[str, Any]:
                 begin = time.perf_counter()
-                if not market:
-                    market.append(find(bench))
-                seconds = time.perf_counter() - begin
-                limits = entrim.Budget(macs=1 / times).limits(market[0].sizes)
-                at = market[0].filled(market[0].way_down(limits)[-1], limits)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    model = bench.finished(bench.at(at.widths)).model
-                right = percent_right(model, tests, labels)
-                return {"seconds": round(seconds, 1), "dev": right, "widths": at.widths}
+                    model = ready()(times)
+                seconds = round(time.perf_counter() - begin, 1)
+                subject = bench().subject
+                right = percent_right(model, subject.tests[DEV], subject.labels[DEV])
+                return {"seconds": seconds, "dev": right}
 
             ledger.point(f"{name} | {way} | {times}", once)
 

@@ -6,10 +6,16 @@ with names of parts (report, choose) only those. Needs ENTRIM_ASSETS.
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
 import entrim
 from benchmarks.cifar import DEV, Subject, interval, percent_right
@@ -19,7 +25,7 @@ from benchmarks.record import table, write
 from entrim.augmenting import Augmentation
 from entrim.images import Calibration
 from entrim.matching import task_of
-from entrim.recipes import Recipe
+from entrim.recipes import Recipe, Task
 from entrim.training import train
 
 NAME = "cifar10_resnet20"
@@ -39,8 +45,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "SGD, rate 1e-2": {"optimiser": "sgd", "learning_rate": 1e-2},
     "no shifts": {"shift": 0.0},
     "flips": {"flip": True},
+    "feature maps of the stages too": {"features": 1.0},
 }
 """The default with one thing changed."""
+STAGES = ("layer1", "layer2", "layer3")
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -87,10 +95,12 @@ def distilled(fraction: float, count: int, epochs: int) -> dict[str, Any]:
 def chosen(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accuracy to choose by at 3 times fewer MACs, with some of the recipe changed."""
     looks = {key: changes.get(key, value) for key, value in LOOKS.items()}
-    rest = {k: v for k, v in changes.items() if k not in (*LOOKS, "temperature")}
+    rest = {k: v for k, v in changes.items() if k not in (*LOOKS, "temperature", "features")}
     images = Calibration({"": subject().images[:count]})
     heat = changes.get("temperature", 4.0)
     task = task_of(subject().model, images, count // 10, Augmentation(**looks), heat, seed=0)
+    if "features" in changes:
+        task = with_features(task, changes["features"])
     found = train(cut(FRACTIONS[0]).model, task, replace(DEFAULT, **rest))
     right = percent_right(found.model, subject().tests[DEV], subject().labels[DEV])
     return {
@@ -100,6 +110,44 @@ def chosen(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
         "epoch": found.best,
         "seconds": round(found.seconds, 1),
     }
+
+
+def with_features(task: Task, share: float) -> Task:
+    """Return the task with the relative errors of the outputs of the three stages in its loss.
+
+    Both networks are asked on the same views of the images: the student's first layer tells which.
+    The residual stream is not cut, so the outputs of both have the same channels.
+    """
+    teacher = subject().model
+
+    def loss(model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
+        with _watching(model, "conv1", *STAGES) as own:
+            total = task.loss(model, index, generator)
+        with torch.no_grad(), _watching(teacher, *STAGES) as aim:
+            teacher(own["conv1"][0])
+        apart = [F.mse_loss(own[s][1], aim[s][1]) / aim[s][1].var() for s in STAGES]
+        return total + share * torch.stack(apart).mean()
+
+    return replace(task, loss=loss, identity=f"{task.identity} {share}")
+
+
+@contextmanager
+def _watching(model: nn.Module, *names: str) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Yield what these layers read and put out, until the end of the block."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def hook(name: str) -> RemovableHandle:
+        def keep(_: nn.Module, x: tuple[Tensor, ...], y: Tensor) -> None:
+            seen[name] = x[0], y
+
+        return model.get_submodule(name).register_forward_hook(keep)
+
+    hooks = [hook(name) for name in names]
+    try:
+        yield seen
+    finally:
+        for one in hooks:
+            one.remove()
 
 
 def measure(ledger: Ledger, parts: list[str]) -> None:

@@ -14,6 +14,7 @@ from entrim.experiments import robustness
 from entrim.experiments.criteria import CRITERIA, NoCriterionError
 from entrim.experiments.normalisation import Normalisation
 from entrim.experiments.panels import Panel, lenet
+from entrim.experiments.published import tables
 from entrim.experiments.report import NOT_RUN
 from entrim.experiments.reproduce import Options
 from entrim.experiments.robustness import ROBUSTNESS, FromPixels, right_under
@@ -226,3 +227,11 @@ def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> No
     for one, other in zip(done.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
         assert one.is_contiguous()
+
+
+def test_the_comparison_cuts_the_networks_that_others_published_on() -> None:
+    rows = {row.name: row for panel in STUDIES["comparison"].panels for row in panel.rows}
+    assert [*rows][-2:] == ["VGG-16, conv_all+fc", "ResNet18, conv_all"]
+    assert list(rows["ResNet18, conv_all"].widths.values()) == [122, 92, 228, 94, 110, 23]
+    networks = {tables()[name].network for name in STUDIES["comparison"].published}
+    assert networks <= {panel.network for panel in STUDIES["comparison"].panels}

@@ -1,7 +1,7 @@
 """Networks and the rows in which the studies cut them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from entrim.budget import Budget
@@ -43,6 +43,13 @@ def lenet(*names: str, epochs: int) -> Panel:
 def halved_resnet(network: str, subject: Callable[..., Subject]) -> Panel:
     """Return a residual network with half the channels inside its blocks."""
     return Panel(network=network, subject=subject, rows=(halved(network),), epochs=1)
+
+
+def last_of(network: str, experiment: str, subject: Callable[..., Subject]) -> Panel:
+    """Return a network in the last row of its table, the smallest; nothing is fine tuned."""
+    row = rows_of(experiment)[-1]
+    named = replace(row, name=f"{network}, {row.name}")
+    return Panel(network=network, subject=subject, rows=(named,), epochs=0)
 
 
 def at_hand(

@@ -8,7 +8,7 @@ from entrim import files
 from entrim.experiments import subjects
 from entrim.experiments.criteria import CRITERIA, NoCriterionError
 from entrim.experiments.cutting import IMAGES, Lessons, cut_row
-from entrim.experiments.panels import Panel, at_hand, halved_resnet, lenet, within
+from entrim.experiments.panels import Panel, at_hand, halved_resnet, last_of, lenet, within
 from entrim.experiments.published import tables
 from entrim.experiments.report import Line, Report
 from entrim.experiments.reproduce import Options, shrunk
@@ -216,7 +216,12 @@ STUDIES = {
             name="comparison",
             title="channels chosen in other ways, at the same widths",
             variants=_variants(),
-            panels=(lenet(epochs=3), halved_resnet("ResNet-20", subjects.resnet20)),
+            panels=(
+                lenet(epochs=3),
+                halved_resnet("ResNet-20", subjects.resnet20),
+                last_of("VGG-16", "vgg16-full", subjects.vgg16),
+                last_of("ResNet18", "resnet18", subjects.resnet18),
+            ),
             published=("vgg16-comparison", "resnet18-comparison"),
         ),
     )

@@ -91,6 +91,20 @@ def test_a_drop_is_counted_from_the_own_baseline(cut_only: Report) -> None:
     assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(wanted)]
 
 
+def test_every_row_tells_sizes_and_speed_also_where_the_paper_does_not(cut_only: Report) -> None:
+    lines = {(line.row, line.quantity): line for line in cut_only.lines}
+    (cut, _) = (one["cut"] for one in cut_only.measured)
+    (size,), (macs,), (faster,) = (
+        lines["E1", name].ours["widths"]
+        for name in ("size, MB", "FLOPs; ours MACs", "speedup, batch of 4")
+    )
+    assert (size, macs, faster) == (cut["bytes"] / 1e6, cut["FLOPs"], cut["speedup"])
+    assert size == pytest.approx(4 * 36_498 / 1e6)
+    full = {row.name: row.cells for row in rows_of("vgg16-full")}
+    assert full["conv_all+fc"]["size"].printed == "6.5MB"
+    assert "local sparsity" not in full["conv_all+fc"]
+
+
 def test_seeds_are_shown_as_mean_and_spread() -> None:
     line = Line(row="E1", quantity="accuracy", paper=Cell("98.49%"), ours={"a": [98.0, 99.0]})
     assert line.cells() == ["E1", "accuracy", "98.49%", "98.50 ± 0.71", "+0.01"]

@@ -20,6 +20,7 @@ from entrim.experiments.zoo import ZOO
 
 QUICK_EPOCHS = 1
 _DECIMALS = {"parameters": 0, "FLOPs": 0}
+_QUANTITIES = {"FLOPs": "FLOPs; ours MACs", "size": "size, MB", "speedup": "speedup, batch of 4"}
 _BATCH = 32
 
 
@@ -116,10 +117,10 @@ class _Lines:
             if name == "accuracy":
                 lines += self._accuracy(row, "raw", cell, lambda m: (m.cut or {}).get("accuracy"))
                 continue
-            values = self._values(row, lambda m, name=name: (m.cut or {}).get(name))
-            decimals = _DECIMALS.get(name, 2)
+            values = self._values(row, lambda m, name=name: _figure(m, name))
+            decimals, text = _DECIMALS.get(name, 2), _QUANTITIES.get(name, name)
             lines.append(
-                Line(row=row.name, quantity=name, paper=cell, ours=values, decimals=decimals)
+                Line(row=row.name, quantity=text, paper=cell, ours=values, decimals=decimals)
             )
         told = _told(row, options)
         for kind, text in (("tuned", "fine tuned"), ("scratch", "from scratch")):
@@ -171,6 +172,13 @@ class _Lines:
             ),
             Line(row=row.name, quantity=f"drop, {name}", paper=drop, ours=self._values(row, lost)),
         ]
+
+
+def _figure(measured: Measured, name: str) -> float | None:
+    """Return what the cut alone gave, in the unit of the paper."""
+    if measured.cut is None:
+        return None
+    return measured.cut["bytes"] / 1e6 if name == "size" else float(measured.cut[name])
 
 
 def _told(row: Row, options: Options) -> Row:

@@ -65,10 +65,20 @@ def halved(network: str) -> Row:
 
 
 def _cells(table: Table, row: str) -> dict[str, Cell]:
-    """Return the cells of a row but widths and what is after fine tuning."""
+    """Return what is told of a row that was only cut, printed in its table, beside it or nowhere.
+
+    Widths, and what is after fine tuning, are told apart.
+    """
     left_out = ("fine tuned", "conv1 output channels", "fc1-fc3 output channels")
     cells = zip(table.columns, table.rows[row], strict=True)
-    return {name: cell for name, cell in cells if name not in left_out}
+    printed = {name: cell for name, cell in cells if name not in left_out}
+    if not printed.get("local sparsity", EMPTY).printed:
+        printed.pop("local sparsity", None)
+    beside = tables().get(f"{table.name.split('-')[0]}-text")
+    size = beside.cell(row, "size") if beside and row in beside.rows else EMPTY
+    return {**printed, "size": size} | {
+        name: printed.get(name, EMPTY) for name in ("speedup", "FLOPs")
+    }
 
 
 def _lenet(table: Table, name: str, eps: Mapping[str, float]) -> Row:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,26 @@ def test_the_same_command_goes_on_to_the_same_bits(
     assert not (workshop / "halted" / CHECKPOINT).exists()
     whole, halted = tensors(workshop / "undisturbed"), tensors(workshop / "halted")
     assert all(torch.equal(tensor, halted[name]) for name, tensor in whole.items())
+
+
+def test_a_distillation_killed_before_every_write_in_turn_ends_with_the_same_bits(
+    command: Command, workshop: Path, cut: Path
+) -> None:
+    words = ("distill", "cut", *FEW, "--out")
+    assert command(*words, "unharmed").code == 0
+    codes = []
+    for count in range(1, 12):
+        codes.append(command(*words, "killed", stop=(signal.SIGKILL, count)).code)
+        if codes[-1] != -signal.SIGKILL:
+            break
+        if (workshop / "killed" / "entrim.json").exists():  # saved: only its report is missing
+            codes.append(command(*words, "killed", "--force").code)
+            break
+    assert len(codes) >= 3
+    assert codes[-1] == 0
+    whole, killed = tensors(workshop / "unharmed"), tensors(workshop / "killed")
+    assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+    assert not (workshop / "killed" / CHECKPOINT).exists()
 
 
 def test_other_options_do_not_go_on_with_a_run(

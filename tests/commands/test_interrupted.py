@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,24 @@ def test_an_interruption_before_anything_is_finished_leaves_no_folder(
     done = command(*WORDS, "--out", "early", stop=(signal.SIGINT, 2))
     assert_stopped(done, "interrupted: what was saved before is intact")
     assert not (workshop / "early").exists()
+
+
+def test_ctrl_c_while_pytorch_is_imported_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\nprint('slow', flush=True)\ntime.sleep(60)\n")
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from entrim_start import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "slow\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "entrim: interrupted: nothing was begun\n")
+        assert process.returncode == 1
 
 
 def test_a_run_killed_at_every_stage_in_turn_ends_with_the_same_network(

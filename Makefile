@@ -47,6 +47,7 @@ bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.sparsify
 	$(BIN)/python -m benchmarks.allocation
 	$(BIN)/python -m benchmarks.candidates
+	$(BIN)/python -m benchmarks.timing
 	$(BIN)/python -m benchmarks.distill
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.export

@@ -1,8 +1,7 @@
 """Ask for a size: how the widths are chosen, at equal budgets, nothing trained and no labels.
 
 `python -m benchmarks.allocation` measures what its ledger lacks and writes the table; with names of
-networks only those, with `latency` only MACs against time, which wants a quiet machine. Needs
-ENTRIM_ASSETS.
+networks only those. Needs ENTRIM_ASSETS.
 """
 
 import sys
@@ -11,17 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 import entrim
 from benchmarks.cifar import REPORT, Subject, interval, percent_right
 from benchmarks.ledger import Ledger, networks_at_hand
 from benchmarks.plots import PICTURES, plot_allocation
 from benchmarks.record import table, verdict, write
-from benchmarks.widths import RANDOM, WAYS, Bench, subject_of
-from entrim.errors import BudgetError
-from entrim.network.measure import Measurement
+from benchmarks.widths import RANDOM, WAYS, Bench
 
 NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16")
 SHARES, TIMES = (0.75, 0.5, 0.25, 0.1), (1.5, 2.0, 3.0)
@@ -31,7 +27,6 @@ BUDGETS = {
 }
 PEER = "cifar10_resnet56", "2.1x fewer MACs", entrim.Budget(macs=1 / 2.1)
 """Where a peer reports what it reaches after sparse training with labels."""
-TIMED = ("cifar10_resnet20", "cifar10_vgg16")
 CHANCE = 10.0
 
 OTHERS = [way for way in WAYS if way != "allocation"]
@@ -77,48 +72,8 @@ def measure(name: str, ledger: Ledger) -> None:
     bench = Bench.of(name)
     intact = {"report": _right(bench.subject, bench.subject.model)}
     ledger.point(f"{name} | intact", lambda: intact)
-    ledger.point(f"{name} | stages", lambda: {"seconds": dict(bench.run.seconds)})
     for key, (budget, way) in missing.items():
         ledger.point(key, lambda b=budgets[budget], w=way: point(bench, w, b))
-
-
-def latency(name: str, ledger: Ledger) -> None:
-    """Measure what half the MACs and half the time really give, at one image and at 32."""
-
-    def once() -> dict[str, Any]:
-        subject = subject_of(name)
-        found: dict[str, Any] = {"threads": torch.get_num_threads()}
-        for batch in (1, 32):
-            example = subject.images[:batch]
-            before = entrim.measure(subject.model, example)
-            wishes = {
-                "macs": entrim.Budget(macs=0.5),
-                "latency": entrim.Budget(latency=before.latency.median / 2),
-            }
-            for wish, budget in wishes.items():
-                found[f"{wish} {batch}"] = _saved(subject, example, budget, before)
-        return found
-
-    ledger.point(f"{name} | latency", once)
-
-
-def _saved(
-    subject: Subject, example: Tensor, budget: entrim.Budget, before: Measurement
-) -> dict[str, Any]:
-    """Return what a budget saves, or why it cannot be kept."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            r = entrim.sparsify(subject.model, subject.images, budget=budget, example=example)
-        except BudgetError as error:
-            return {"cannot": str(error)}
-    after = entrim.measure(r.model, example)
-    return {
-        "macs": before.macs / after.macs,
-        "time": before.latency.median / after.latency.median,
-        "spread": after.latency.spread / after.latency.median,
-        "report": _right(subject, r.model),
-    }
 
 
 def _right(subject: Subject, model: nn.Module) -> float:
@@ -140,34 +95,7 @@ def section(points: Mapping[str, Mapping[str, Any]], name: str) -> str:
         f"## {name}, intact {intact:.2f} ± {interval(intact):.2f}",
         table(("budget", "allocation", "+ distill", *OTHERS), rows),
     ]
-    half = points.get(f"{name} | 2.0x fewer MACs | allocation")
-    if half:
-        seconds = {**points[f"{name} | stages"]["seconds"], "rebuild": half["seconds"]}
-        stages = ", ".join(f"{k} {v:.0f}" for k, v in seconds.items())
-        total = sum(seconds.values())
-        ratio = total / (total - seconds["sense"])
-        lines += [
-            f"Seconds by stage at half the MACs, one thread beside others: {stages}.",
-            verdict(f"at most 6 times the run without sensing: {ratio:.1f}", ratio <= 6),
-        ]
-    if cost := points.get(f"{name} | latency"):
-        lines.append(_side_by_side(cost))
     return "\n\n".join(lines)
-
-
-def _side_by_side(cost: Mapping[str, Any]) -> str:
-    rows = []
-    for batch in (1, 32):
-        for wish, name in (("macs", "MACs"), ("latency", "time")):
-            cell = cost[f"{wish} {batch}"]
-            label = f"half the {name}, batch of {batch}"
-            if "cannot" in cell:
-                rows.append([label, "cannot", cell["cannot"], ""])
-                continue
-            saved = f"{cell['time']:.2f}x (spread {cell['spread']:.0%})"
-            rows.append([label, f"{cell['macs']:.2f}x", saved, f"{cell['report']:.2f}"])
-    header = (f"asked for, {cost['threads']} threads", "MACs saved", "time saved", "accuracy, %")
-    return table(header, rows)
 
 
 def _cell(point: Mapping[str, Any] | None) -> str:
@@ -255,12 +183,8 @@ def main() -> None:
     if not networks_at_hand():
         return
     ledger = Ledger.called("allocation")
-    for part in sys.argv[1:] or (*NETWORKS, "latency"):
-        if part != "latency":
-            measure(part, ledger)
-            continue
-        for name in TIMED:
-            latency(name, ledger)
+    for name in sys.argv[1:] or NETWORKS:
+        measure(name, ledger)
     points = ledger.points()
     note = (
         "Accuracy in percent on test images 5,000-9,999, without labels, from 500 images; in "

@@ -88,7 +88,8 @@ def plot_images(points: Points, name: str, file: Path) -> None:
 def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], file: Path) -> None:
     """Draw accuracy against what remains, one row for parameters and one for MACs.
 
-    `looks` names the ways, in the order of the legend, with the cells that they are read from.
+    `looks` names the ways, in the order of the legend, with the cells that they are read from. The
+    last one falls out of the picture below the others, which would be one line beside it.
     """
     figure, grid = plt.subplots(
         2, len(names), figsize=(3.2 * len(names), 6), dpi=120, squeeze=False
@@ -99,8 +100,10 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
             (("params", "of the parameters"), ("macs", "fewer MACs"))
         ):
             axes = grid[row][column]
+            lowest = 100.0
             for (way, source), colour in zip(looks.items(), colours, strict=True):
-                value = "distilled" if way.startswith("+") else "report"
+                distilled = way.startswith("+")
+                value = "distilled" if distilled else "report"
                 some = [
                     (point[kind], point[value])
                     for key, point in points.items()
@@ -108,10 +111,18 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
                     if key.endswith(f"| {source}") and value in point
                 ]
                 axes.plot(
-                    *zip(*sorted(some), strict=True) if some else ([], []), "o-", ms=4, color=colour
+                    *zip(*sorted(some), strict=True) if some else ([], []),
+                    "x:" if distilled else "o-",
+                    ms=6 if distilled else 4,
+                    color=colour,
+                    label=way,
+                    zorder=1 if distilled else 2,
                 )
-                axes.lines[-1].set_label(way)
-            axes.axhline(points[f"{name} | intact"]["report"], color="black", linewidth=0.8)
+                if way != list(looks)[-1]:
+                    lowest = min([lowest, *(accuracy for _, accuracy in some)])
+            intact = points[f"{name} | intact"]["report"]
+            axes.set_ylim(lowest - 0.08 * (intact - lowest), intact + 0.08 * (intact - lowest))
+            axes.axhline(intact, color="black", linewidth=0.8)
             axes.set(xlabel=f"{'parameters' if row == 0 else 'MACs'} that remain", title=name)
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
             axes.set_xlim(0, 1)

@@ -28,6 +28,8 @@ from entrim.settings import Settings
 RANDOM = "allocation, random channels"
 EPS = [10 ** (-exponent / 2) for exponent in range(14, 2, -1)]
 """The ladder of one eps for all layers, in half powers of ten."""
+HALVINGS = 3
+"""Of a step of the ladder: the eps that is taken is at most 15 % above the least."""
 
 
 def subject_of(name: str) -> Subject:
@@ -101,19 +103,32 @@ def uniform(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]]:
 
 
 def one_eps(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]] | None:
-    """Return the channels at the least eps of a ladder, the same everywhere, that keeps it."""
+    """Return the channels at the least eps, the same everywhere, that keeps the budget.
+
+    Found on a ladder, then by halving the step below it.
+    """
     limits = budget.limits(bench.market.sizes)
-    for eps in EPS[2:9] if bench.subject.name == "cifar10_vgg16" else EPS:
+
+    def kept(eps: float) -> dict[str, tuple[int, ...]]:
         if eps not in bench.by_eps:
             run = replace(bench.run, settings=Settings(eps_w=-eps, eps_l2=eps))
             asks = run.settings.asks(bench.scene.graph, bench.scene.alone)
             groups = [ladder.group for ladder in bench.ladders.values()]
             bench.by_eps[eps] = choose_in(groups, run, bench.scene, asks, bench.grams, quiet=True)
-        kept = {name: found.kept for name, found in bench.by_eps[eps].items()}
-        widths = {**bench.market.whole, **{name: len(units) for name, units in kept.items()}}
-        if not over(bench.market.costs.at(widths), limits):
-            return kept
-    return None
+        return {name: found.kept for name, found in bench.by_eps[eps].items()}
+
+    def fits(eps: float) -> bool:
+        widths = {**bench.market.whole, **{name: len(units) for name, units in kept(eps).items()}}
+        return not over(bench.market.costs.at(widths), limits)
+
+    rung = next((number for number, eps in enumerate(EPS) if fits(eps)), None)
+    if rung is None:
+        return None
+    low, high = EPS[max(rung - 1, 0)], EPS[rung]
+    for _ in range(HALVINGS if low < high else 0):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return kept(high)
 
 
 def drawn(bench: Bench, budget: entrim.Budget) -> dict[str, tuple[int, ...]]:

@@ -29,7 +29,10 @@ def add(subparsers: Any) -> ArgumentParser:
         description="Run a table of the paper again: published, ours, difference.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, *STUDIES, ROBUSTNESS.name])
+    known = [*EXPERIMENTS, *STUDIES, ROBUSTNESS.name]
+    parser.add_argument(
+        "experiment", choices=known, metavar="EXPERIMENT", help=f"one of {', '.join(known)}"
+    )
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
     )

@@ -82,7 +82,9 @@ def _add_options(parser: ArgumentParser) -> None:
         "--prune", type=float, help="end trials whose layers lose so many times more (2)"
     )
     group.add_argument("--no-prune", action="store_true", help="score all trials")
-    group.add_argument("--sampler", choices=("tpe", "random"))
+    group.add_argument(
+        "--sampler", choices=("tpe", "random"), help="how eps are drawn (tpe); random to compare"
+    )
     add_method(parser.add_argument_group("method", "as in entrim.sparsify"))
 
 

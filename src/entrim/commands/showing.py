@@ -1,13 +1,16 @@
 """Tables on stdout, progress on stderr."""
 
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from entrim.errors import CommandError
 from entrim.records import Record, Step
 from entrim.report.numbers import percent, seconds, short, size, times
 
@@ -25,13 +28,40 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def tell(text: str) -> None:
-    """Print a result."""
-    print(text)
+    """Print a result; where stdout is closed or full, that is no success."""
+    if sys.stdout is None:  # as Python has it where the descriptor is closed
+        raise _untold("it is closed")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up_stdout()
+        raise _untold(error.strerror) from error
 
 
 def tell_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print a result for machines."""
-    print(json.dumps(data, indent=2))
+    tell(json.dumps(data, indent=2))
+
+
+def _untold(why: str | None) -> CommandError:
+    return CommandError(
+        f"stdout does not take the result ({why}): send it elsewhere; what was saved is intact"
+    )
+
+
+def mend_streams() -> None:
+    """Let letters that stdout cannot show be replaced, and stderr be something to write to."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 it is open to the end
+
+
+def give_up_stdout() -> None:
+    """Let what is still to be written to stdout go nowhere, so that the end of Python is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sizes(record: Record) -> str:

@@ -75,13 +75,20 @@ def _add_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--eps-l2", type=float, help="the ridge of the choice, such as 1e-4")
     group.add_argument(
-        "--eps", type=amounts.eps, action="append", default=[], metavar="PATTERN=EPS_W,EPS_L2"
-    )
+        "--eps", type=amounts.eps, action="append", default=[], metavar="PATTERN=EPS_W,EPS_L2",
+        help="both, for some groups; the others are cut by --eps-w and --eps-l2 (-1e-4, 1e-4) all "
+        "the same: name the groups in --layers too to cut only these; may be repeated",
+    )  # fmt: skip
     group.add_argument(
         "--width", type=amounts.width, action="append", default=[], metavar="PATTERN=0.5",
-        help="channels that stay, a number or a share; may be repeated",
+        help="channels that stay, a number or a share; groups that no pattern names stay whole "
+        "unless --eps-w or --eps-l2 is given too; may be repeated",
     )  # fmt: skip
-    group.add_argument("--selector", choices=SELECTORS)
+    group.add_argument(
+        "--selector",
+        choices=SELECTORS,
+        help="how channels are chosen at given widths (entropic), under a budget (greedy)",
+    )
     group.add_argument(
         "--scores", metavar="FILE",
         help="importances of your own: .npz or .pt with one array a group, a number a channel",

@@ -14,6 +14,9 @@ import torch
 from torch import nn
 
 NETS = """
+import os
+import signal
+import sys
 import torch
 from torch import nn
 
@@ -49,6 +52,16 @@ def more(model):
 
 def fewer(model):
     return -more(model)
+
+def stopped(model):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 1.0
+
+def killed(model):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def quits(model=None):
+    sys.exit(3)
 
 number = 3
 """

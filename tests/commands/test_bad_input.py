@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from entrim.files import CHECKPOINT
+from entrim.journal import UNFINISHED
 from tests.commands.conftest import Command, Ended, assert_refused
 
 SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
@@ -20,7 +23,7 @@ SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
         ("nowhere.at.all:net", ("no module 'nowhere'", "install it")),
         ("nets.py", ("write package.module:factory",)),
         ("gone.py:small", ("no file gone.py",)),
-        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, more, small, wide, wrong")),
+        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, killed")),
         ("nets:broken", ("RuntimeError: no such width", "mend it")),
         ("nets:wrong", ("returned a int", "torch.nn.Module")),
         ("nets:number", ("name a function",)),
@@ -149,6 +152,10 @@ def test_another_run_is_kept_unless_forced(command: Command, workshop: Path, end
     before = {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "half")
     assert_refused(command(*words), "holds another run", "--force")
+    same = command(*words, "--params", "50%")
+    assert_refused(same, "half holds another run")  # the words are the same, in another order
+    again = (*words[:-2], "--params", "50%", "--out", "half")
+    assert_refused(command(*again), "holds the run of this command, and it is finished", "--force")
     assert before == {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
 
 
@@ -162,9 +169,39 @@ def test_a_folder_that_cannot_be_written(command: Command, workshop: Path) -> No
     locked.chmod(0o700)
 
 
-@pytest.mark.parametrize("words", [("report", "nowhere"), ("compare", "nowhere"), ("report", ".")])
-def test_a_folder_without_a_run(command: Command, words: tuple[str, ...]) -> None:
-    assert_refused(command(*words), "hand over a folder of save()")
+NO_RUNS = {
+    "nowhere": "there is no folder nowhere: name one that sparsify, search, distill or save()",
+    "x.npy": "x.npy is a file: name the folder of a run",
+    "empty": "empty holds no run: name a folder that sparsify, search, distill or save() wrote",
+    "broken-off": "was not finished: give the same command again to finish it",
+    "begun": "was not finished: give the same command again to finish it",
+    "sought": "is no run itself but holds some: name one of them, such as sought/trial-3",
+    "unpicked": "holds a search of which no network is saved: give its command again with --pick",
+}
+
+
+@pytest.mark.parametrize("name", NO_RUNS)
+def test_a_folder_without_a_run_is_told_by_its_kind(
+    command: Command, workshop: Path, cut: Path, name: str
+) -> None:
+    if name not in ("nowhere", "x.npy"):
+        (workshop / name).mkdir(exist_ok=True)
+    if name == "broken-off":
+        (workshop / name / UNFINISHED).mkdir(exist_ok=True)
+    if name == "begun":
+        (workshop / name / CHECKPOINT).touch()
+    if name in ("sought", "unpicked"):
+        (workshop / name / "search-0123.log").touch()
+    if name == "sought":
+        shutil.copytree(cut, workshop / name / "trial-3", dirs_exist_ok=True)
+    commands = {
+        "report": (),
+        "compare": (),
+        "distill": ("--out", "never"),
+        "export": ("--torchexport", "x.pt2"),
+    }
+    for word, more in commands.items():
+        assert_refused(command(word, name, *more), NO_RUNS[name])
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_an_interruption_before_anything_is_finished_leaves_no_folder(
     command: Command, workshop: Path
 ) -> None:
     done = command(*WORDS, "--out", "early", stop=(signal.SIGINT, 2))
-    assert_stopped(done, "interrupted: what was saved before is intact")
+    assert_stopped(done, "interrupted: nothing was finished yet, and what was saved before is")
     assert not (workshop / "early").exists()
 
 
@@ -99,14 +99,14 @@ def test_a_run_killed_at_every_stage_in_turn_ends_with_the_same_network(
 ) -> None:
     codes, saved = [], []
     for count in range(2, 20):
-        codes.append(command(*WORDS, "--out", "killed", stop=(signal.SIGKILL, count)).code)
-        saved.append((workshop / "killed" / "entrim.json").exists())
+        codes.append(command(*WORDS, "--out", "slain", stop=(signal.SIGKILL, count)).code)
+        saved.append((workshop / "slain" / "entrim.json").exists())
         if codes[-1] != -signal.SIGKILL:
             break
     assert codes[-1] == 0
     assert len(codes) >= 6
     assert saved.count(True) > 1  # killed behind the network itself, before its report, too
-    assert_same(workshop / "killed", whole)
+    assert_same(workshop / "slain", whole)
 
 
 def test_an_unfinished_run_of_another_command_is_kept_unless_forced(

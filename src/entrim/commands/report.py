@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from entrim.commands.runs import demand_run
 from entrim.commands.showing import tell, tell_json
 from entrim.report import write
 
@@ -27,6 +28,7 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Write the page and say where."""
+    demand_run(args.folder)
     file = write(args.folder, args.out)
     if args.json:
         tell_json({"report": str(file)})

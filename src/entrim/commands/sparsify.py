@@ -17,7 +17,7 @@ from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, held_in, read_pictures
-from entrim.commands.runs import add_out, noted, plain, refuse_held, reserved
+from entrim.commands.runs import add_out, keeping, noted, plain, refuse_held, reserved
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
@@ -105,8 +105,8 @@ def run(args: Namespace) -> int:
     place = Path(args.out)
     journal = Journal(folder=place / UNFINISHED, discard=args.force)
     replaces = args.force or journal.through
-    refuse = partial(refuse_held, force=replaces, mine=UNFINISHED)
-    with _resumable(place), reserved(place, refuse):
+    refuse = partial(refuse_held, args=args, force=replaces, mine=UNFINISHED)
+    with _own(place), keeping(place, UNFINISHED, "what is finished is"), reserved(place, refuse):
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         generator = torch.Generator().manual_seed(args.seed)
@@ -148,16 +148,10 @@ def _scores(file: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _resumable(place: Path) -> Iterator[None]:
-    """Say of an interruption how to go on, and of another unfinished run how to get rid of it."""
+def _own(place: Path) -> Iterator[None]:
+    """Say of the unfinished run of another command how to get rid of it."""
     try:
         yield
-    except KeyboardInterrupt:
-        if not (place / UNFINISHED).is_dir():
-            raise
-        raise KeyboardInterrupt(
-            f"what is finished is kept in {place}, and the same command goes on from there"
-        ) from None
     except OtherRunError as error:
         raise CommandError(
             f"{place} holds an unfinished run of another command, or of other files: repeat that "

@@ -21,7 +21,7 @@ from tests.commands.conftest import Command, Ended, assert_refused, taught
 runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install entrim[export]")
 
 MODEL = "MODEL: nets.py:small, from half/command.json"
-STAGES = r"(MODEL|export|compare|calibrate|entrim: warning): "
+STAGES = r"reading |(MODEL|export|compare|calibrate|entrim: warning): "
 assert_gave_up = partial(assert_refused, before=STAGES)
 
 

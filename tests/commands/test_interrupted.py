@@ -15,7 +15,7 @@ import pytest
 
 from entrim.files import read_manifest
 from entrim.report import read
-from tests.commands.conftest import Command, assert_refused
+from tests.commands.conftest import SOURCES, Command, assert_refused
 
 WORDS = ("sparsify", "nets.py:fixed", "--images", "x.npy", "--params", "50%")
 OTHER = (*WORDS[:-1], "60%")
@@ -76,20 +76,21 @@ def test_an_interruption_before_anything_is_finished_leaves_no_folder(
     assert not (workshop / "early").exists()
 
 
-def test_ctrl_c_while_pytorch_is_imported_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_pytorch_is_imported_is_one_sentence(tmp_path: Path, number: int) -> None:
     (tmp_path / "torch.py").write_text("import time\nprint('slow', flush=True)\ntime.sleep(60)\n")
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from entrim_start import main; sys.exit(main())"
     with subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCES}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "slow\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.communicate(timeout=30) == ("", "entrim: interrupted: nothing was begun\n")
         assert process.returncode == 1
 

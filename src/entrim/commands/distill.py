@@ -23,7 +23,7 @@ from entrim.commands.runs import (
     reported,
     reserved,
 )
-from entrim.commands.showing import Progress, sizes, tell, tell_json
+from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading
 from entrim.distilling import distill
 from entrim.errors import CheckpointError, CommandError
 from entrim.files import CHECKPOINT
@@ -90,6 +90,7 @@ def run(args: Namespace) -> int:
     _complete(args)
     refuse = partial(refuse_held, args=args, force=args.force, mine=CHECKPOINT)
     with keeping(place, CHECKPOINT, "the state of the training is"), reserved(place, refuse):
+        tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         cut = Sparsified.load(model, args.folder)
         better = _taught(args, cut, read_pictures(args, model), place)

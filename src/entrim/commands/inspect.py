@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from entrim.commands.amounts import sizes
 from entrim.commands.models import add_model, read_model
-from entrim.commands.showing import tell, tell_json
+from entrim.commands.showing import tell, tell_json, tell_reading
 from entrim.errors import CommandError
 from entrim.graph import ChannelGraph
 from entrim.network import trace
@@ -62,6 +62,7 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Print the tree."""
+    tell_reading(args.model, None)
     model = read_model(args.model, args.weights)
     example = torch.randn(2, *args.shape, generator=torch.Generator().manual_seed(0))
     macs = _macs(model, example)

@@ -74,7 +74,7 @@ def _module(name: str) -> ModuleType:
                 f"there is no module {error.name!r}: install it, or run where it lies"
             ) from error
         raise CommandError(f"importing {name} failed ({error}): install what it needs") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(f"importing {name}", error) from error
 
 
@@ -91,7 +91,7 @@ def _from_file(file: Path) -> ModuleType:
     sys.modules.setdefault(file.stem, module)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(f"importing {file}", error) from error
     return module
 
@@ -103,7 +103,7 @@ def _made(factory: Any, where: str) -> nn.Module:
         raise CommandError(f"{where} is a {type(factory).__name__}: name a function or a class")
     try:
         model = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(f"{where}()", error) from error
     if not isinstance(model, nn.Module):
         raise CommandError(
@@ -112,7 +112,7 @@ def _made(factory: Any, where: str) -> nn.Module:
     return model
 
 
-def _raised(what: str, error: Exception) -> CommandError:
+def _raised(what: str, error: BaseException) -> CommandError:
     said = (str(error).splitlines() or [""])[0]
     return CommandError(
         f"{what} raised {type(error).__name__}: {said} (mend it there; --debug shows where)"

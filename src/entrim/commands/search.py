@@ -12,7 +12,7 @@ from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, read_pictures
 from entrim.commands.runs import LOGS, keeping, note, plain, reported, reserved
 from entrim.commands.scores import Metric, add_score, read_metric
-from entrim.commands.showing import Progress, sizes, table, tell, tell_json
+from entrim.commands.showing import Progress, sizes, table, tell, tell_json, tell_reading
 from entrim.errors import BadSettingError, CommandError, StorageError
 from entrim.files import alone
 from entrim.pipeline import Sparsified
@@ -92,6 +92,7 @@ def run(args: Namespace) -> int:
     """Search, print the front, save the network that was asked for."""
     place = Path(args.out)
     with keeping(place, LOGS, "the trials that ended are"), reserved(place, _refuse_other):
+        tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         metric = read_metric(args, model)

@@ -51,6 +51,11 @@ def _untold(why: str | None) -> CommandError:
     )
 
 
+def tell_reading(model: str, images: str | None) -> None:
+    """Say on stderr what is read, since that may take a while."""
+    print(f"reading {model}" + ("" if images is None else f" and {images}"), file=sys.stderr)
+
+
 def mend_streams() -> None:
     """Let letters that stdout cannot show be replaced, and stderr be something to write to."""
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -18,7 +18,7 @@ from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, held_in, read_pictures
 from entrim.commands.runs import add_out, keeping, noted, plain, refuse_held, reserved
-from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
+from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
 from entrim.network.form import Origin
@@ -107,6 +107,7 @@ def run(args: Namespace) -> int:
     replaces = args.force or journal.through
     refuse = partial(refuse_held, args=args, force=replaces, mine=UNFINISHED)
     with _own(place), keeping(place, UNFINISHED, "what is finished is"), reserved(place, refuse):
+        tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         generator = torch.Generator().manual_seed(args.seed)

@@ -59,6 +59,18 @@ def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> 
         )
 
 
+def test_weights_that_are_no_numbers_are_named(command: Command, workshop: Path) -> None:
+    held = torch.load(workshop / "w.pt")
+    held["4.bias"][2] = torch.nan
+    torch.save(held, workshop / "nan.pt")
+    words = ("nets.py:small", "--weights", "nan.pt")
+    for done in (
+        command("inspect", *words, "--shape", "1,8,8"),
+        command("sparsify", *words, "--images", "x.npy", "--out", "never"),
+    ):
+        assert_refused(done, "puts out NaN, because 4.bias holds NaN: give it weights that are")
+
+
 class Evil:
     """What runs code when it is unpickled."""
 
@@ -90,33 +102,6 @@ def test_weights_that_are_damaged_or_missing(command: Command, workshop: Path, n
         (workshop / name).write_bytes(b"PK")
     words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
     assert_refused(command(*words), name)
-
-
-def test_a_folder_without_images(command: Command, workshop: Path) -> None:
-    (workshop / "empty").mkdir(exist_ok=True)
-    assert_refused(command(*SPARSIFY, "--images", "empty"), "holds no image file")
-    assert_refused(command(*SPARSIFY, "--images", "nowhere"), "there is no nowhere")
-    assert_refused(command(*SPARSIFY, "--images", "nets.py"), ".npy, .npz or .pt")
-
-
-def test_an_image_that_cannot_be_read_is_named(command: Command, workshop: Path) -> None:
-    (workshop / "torn").mkdir(exist_ok=True)
-    (workshop / "torn" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
-    assert_refused(command(*SPARSIFY, "--images", "torn"), "a.png", "repair or remove it")
-
-
-def test_images_of_several_sizes(command: Command, workshop: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
-    (workshop / "sizes").mkdir(exist_ok=True)
-    for size in (8, 9):
-        image.new("RGB", (size, size)).save(workshop / "sizes" / f"{size}.png")
-    assert_refused(command(*SPARSIFY, "--images", "sizes"), "(8, 8) and (9, 9)", "--resize")
-
-
-def test_images_of_the_wrong_channel_count(command: Command) -> None:
-    assert_refused(command(*SPARSIFY, "--images", "colour.npy"), "have 3 channels", "0 reads 1")
-    words = (*SPARSIFY, "--images", "x.npy", "--mean", "0.1,0.2,0.3")
-    assert_refused(command(*words), "--mean has 3 numbers")
 
 
 def test_a_dict_of_arrays_needs_a_key(command: Command, workshop: Path) -> None:

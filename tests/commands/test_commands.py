@@ -4,7 +4,6 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -75,46 +74,6 @@ def test_force_replaces_a_run_and_options_reach_the_function(
     assert (settings["eps_w"], settings["eps_l2"], settings["round_to"]) == (-1e-3, 1e-3, 3)
     assert settings["correct"] is False
     assert read_manifest(workshop / "other")["plan"]["kept"] == told["kept"]
-
-
-def test_image_files_become_what_the_network_reads(command: Command, workshop: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
-    from entrim.commands.pictures import read_pictures
-
-    folder = workshop / "pictures" / "inner"
-    folder.mkdir(parents=True)
-    pixels = np.random.default_rng(1).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
-    for k, picture in enumerate(pixels):
-        image.fromarray(picture).save(folder / f"{k}.png")
-    (workshop / "pictures" / "notes.txt").write_text("not an image")
-    args = argparse.Namespace(
-        images=str(workshop / "pictures"), count=3, key=None, resize=None, channels=None,
-        mean=(0.5,), std=(0.25,), scale=255.0,
-    )  # fmt: skip
-    colour = torch.nn.Conv2d(3, 2, 3)
-    found = read_pictures(args, colour)
-    wanted = (torch.from_numpy(pixels[::2]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
-    torch.testing.assert_close(found, wanted)
-    assert read_pictures(args, taught()).shape == (3, 1, 8, 8)
-    args.resize = (4, 6)
-    assert read_pictures(args, colour).shape == (3, 3, 4, 6)
-
-
-@pytest.mark.parametrize("name", ["x.npz", "x.pt", "pair.pt", "named.pt"])
-def test_arrays_and_tensors_are_read_alike(workshop: Path, name: str) -> None:
-    from entrim.commands.pictures import read_pictures
-
-    x = np.load(workshop / "x.npy")
-    images, labels = torch.from_numpy(x), torch.zeros(len(x))
-    np.savez(workshop / "x.npz", x=x)
-    torch.save(images, workshop / "x.pt")
-    torch.save((images, labels), workshop / "pair.pt")
-    torch.save({"images": images, "labels": labels}, workshop / "named.pt")
-    args = argparse.Namespace(
-        images=str(workshop / name), count=500, key="images" if name == "named.pt" else None,
-        mean=None, std=None, scale=255.0,
-    )  # fmt: skip
-    assert torch.equal(read_pictures(args, taught()), images)
 
 
 def test_a_tree_accounts_for_every_parameter_and_mac(command: Command) -> None:

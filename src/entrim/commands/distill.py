@@ -2,6 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from copy import copy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from entrim.commands.method import given
 from entrim.commands.models import read_model
-from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.pictures import add_images, read_pictures, refuse_idle
 from entrim.commands.runs import (
     SIGHT,
     add_out,
@@ -86,8 +87,9 @@ def _add_options(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Train, save, report, sum up."""
-    place = Path(args.out)
+    place, asked = Path(args.out), copy(args)
     _complete(args)
+    refuse_idle(asked, args.images)
     refuse = partial(refuse_held, args=args, force=args.force, mine=CHECKPOINT)
     with keeping(place, CHECKPOINT, "the state of the training is"), reserved(place, refuse):
         tell_reading(args.model, args.images)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from entrim.answers import answer_of, outputs
 from entrim.commands.amounts import sizes
 from entrim.commands.models import MODEL, read_model
-from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.pictures import add_images, read_pictures, refuse_idle
 from entrim.commands.runs import demand_run, read_source
 from entrim.commands.scores import read_labels
 from entrim.commands.showing import tell_reading
@@ -61,6 +61,7 @@ def read_saved(args: Namespace) -> Scene:
     run = read_source(Path(args.folder))
     pictures = Namespace(**{name: _either(args, run, name) for name in _PICTURES})
     source, noted = pictures.images, args.images is None
+    refuse_idle(args, source)
     tell_reading(args.folder, None if args.shape else source)
     model = _original(args, run)
     small = load(model, args.folder).eval()

@@ -9,7 +9,7 @@ from typing import Any
 from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
-from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.pictures import add_images, read_pictures, refuse_idle
 from entrim.commands.runs import LOGS, keeping, note, plain, reported, reserved
 from entrim.commands.scores import Metric, add_score, read_metric
 from entrim.commands.showing import Progress, sizes, table, tell, tell_json, tell_reading
@@ -91,6 +91,7 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Search, print the front, save the network that was asked for."""
     place = Path(args.out)
+    refuse_idle(args, args.images, args.test_images)
     with keeping(place, LOGS, "the trials that ended are"), reserved(place, _refuse_other):
         tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)

@@ -16,7 +16,7 @@ from entrim.choose import SELECTORS
 from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
-from entrim.commands.pictures import add_images, held_in, read_pictures
+from entrim.commands.pictures import add_images, held_in, read_pictures, refuse_idle
 from entrim.commands.runs import add_out, keeping, noted, plain, refuse_held, reserved
 from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading, widths
 from entrim.errors import CommandError, OtherRunError
@@ -103,6 +103,7 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
+    refuse_idle(args, args.images)
     journal = Journal(folder=place / UNFINISHED, discard=args.force)
     replaces = args.force or journal.through
     refuse = partial(refuse_held, args=args, force=replaces, mine=UNFINISHED)

@@ -96,12 +96,49 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
     assert not sign.exists()
 
 
-@pytest.mark.parametrize("name", ["cut.safetensors", "cut.pt", "gone.pt"])
-def test_weights_that_are_damaged_or_missing(command: Command, workshop: Path, name: str) -> None:
-    if name.startswith("cut"):
-        (workshop / name).write_bytes(b"PK")
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("gone.pt", None, "there is no file gone.pt: name the weights with --weights"),
+        ("short.safetensors", b"PK", "cannot be read"),
+        ("none.pt", b"", "was not written by torch.save: save model.state_dict()"),
+        ("short.pt", b"PK", "was not written by torch.save"),
+        ("archive.pt", b"PK\x03\x04", "cannot be read (PytorchStreamReader failed"),
+        ("pickle.pt", b"\x80\x02.", "pickle.pt"),
+        ("stack.pt", b"\x80\x02(.", "cannot be read"),
+        ("old.pt", b"\x80", "cannot be read"),
+        ("x.npy", None, "save model.state_dict() as .safetensors or .pt"),
+    ],
+)
+def test_weights_that_are_damaged_missing_or_something_else(
+    command: Command, workshop: Path, name: str, content: bytes | None, part: str
+) -> None:
+    if content is not None:
+        (workshop / name).write_bytes(content)
     words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
-    assert_refused(command(*words), name)
+    done = command(*words)
+    assert_refused(done, name, part)
+    assert "unexpected" not in done.err
+
+
+def test_a_prefix_of_all_names_is_told_with_the_way_to_strip_it(
+    command: Command, workshop: Path
+) -> None:
+    held = {f"module.{name}": tensor for name, tensor in torch.load(workshop / "w.pt").items()}
+    torch.save(held, workshop / "parallel.pt")
+    words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", "parallel.pt")
+    assert_refused(
+        command(*words),
+        "all its names begin with 'module.': save {name.removeprefix('module.'): tensor for name",
+    )
+
+
+def test_a_list_that_is_cut_short_says_how_many_more_there_are(
+    command: Command, workshop: Path
+) -> None:
+    (workshop / "many.py").write_text("".join(f"def f{k:02}(): ...\n" for k in range(15)))
+    done = command("inspect", "many.py:net", "--shape", "1,8,8")
+    assert_refused(done, "name one of f00, f01,", "f11 and 3 more")
 
 
 def test_a_dict_of_arrays_needs_a_key(command: Command, workshop: Path) -> None:

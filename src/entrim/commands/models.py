@@ -5,7 +5,7 @@ import importlib.util
 import pickle
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from entrim.commands.programs import read_program
 from entrim.errors import CommandError
 
+_BEGINNINGS = (b"PK\x03\x04", b"\x80")
+"""Of what torch.save writes: an archive, in former times a pickle."""
 MODEL = "package.module:factory or path.py:factory, which returns the network, or a .pt2 program"
 
 
@@ -55,7 +57,7 @@ def read_object(where: str, what: str, kind: str) -> Any:
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         raise CommandError(
-            f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12])}"
+            f"{module_name} has no {name!r}: name one of {_some(sorted(known), most=12)}"
         )
     return getattr(module, name)
 
@@ -122,16 +124,21 @@ def _raised(what: str, error: BaseException) -> CommandError:
 def read_tensors(file: Path, what: str) -> Any:
     """Return what a .pt file holds, if that is tensors and plain values; no code of it is run."""
     try:
+        with file.open("rb") as stream:
+            if not stream.read(4).startswith(_BEGINNINGS):
+                raise CommandError(f"{file} was not written by torch.save: save {what}")
         return torch.load(file, map_location="cpu", weights_only=True)
+    except CommandError:
+        raise
     except pickle.UnpicklingError as error:
         raise CommandError(
             f"{file} is refused, because reading it could run code (nothing was run): save "
             f"{what} again, as tensors only"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # whatever torch.load meets in a damaged file
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise CommandError(
-            f"{file} cannot be read ({str(error).splitlines()[0]}): hand over {what} saved by "
-            "torch.save"
+            f"{file} cannot be read ({said}): copy it again, or save {what}"
         ) from error
 
 
@@ -144,7 +151,7 @@ def _give(model: nn.Module, file: Path) -> None:
         except (SafetensorError, OSError) as error:
             raise CommandError(f"{file} cannot be read ({error}): copy it again") from error
     else:
-        found = read_tensors(file, "model.state_dict()")
+        found = read_tensors(file, "model.state_dict() as .safetensors or .pt")
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
@@ -164,11 +171,26 @@ def _refuse_misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], fi
     ]
     kinds = {"missing": missing, "not in the network": extra, "of another shape": other}
     odd = [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    if odd and (prefix := _prefix(wanted, found)):
+        raise CommandError(
+            f"{file} does not fit the network, because all its names begin with {prefix!r}: save "
+            f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}"
+        )
     if odd:
         raise CommandError(
             f"{file} does not fit the network; {'; '.join(odd)}: hand over the weights of this "
             "network, or name the factory that they belong to"
         )
+
+
+def _prefix(wanted: Iterable[str], found: Collection[str]) -> str:
+    """Return what stands before the names of the network in all that were found, if anything."""
+    for name in wanted:
+        for other in found:
+            prefix = other.removesuffix(name)
+            if other.endswith(f".{name}") and all(key.startswith(prefix) for key in found):
+                return prefix
+    return ""
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

@@ -276,7 +276,8 @@ def look(run: Run, example: Example) -> Scene:
         graph = trace(run.model, example)
         scene = Scene.of(run, graph, run.images)
         check_images(run, scene)
-    run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
+    groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
+    run.tell("trace", type(run.model).__name__, 1, 1, groups)
     return scene
 
 

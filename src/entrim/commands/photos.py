@@ -54,7 +54,7 @@ def _sorted_out(path: Path) -> tuple[list[Path], list[Path]]:
 @cache
 def _tell_left_out(path: Path, number: int) -> None:
     if number:
-        files = "1 file" if number == 1 else f"{number} files"
+        files = f"{number} file{'s' * (number != 1)}"
         print(f"{path}: {files} without the suffix of an image left out", file=sys.stderr)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +18,28 @@ from entrim.report.numbers import percent, seconds, short, size, times
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows in columns: the first to the left, the others to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    widths = [max(columns_of(row[k]) for row in rows) for k in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if k else cell.ljust(width)
+            _gap(cell, width) + cell if k else cell + _gap(cell, width)
             for k, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     )
+
+
+def columns_of(text: str) -> int:
+    """Return how many columns a terminal gives to `text`: two to a letter of Chinese, say.
+
+    >>> columns_of("conv"), columns_of("卷积"), columns_of("e\u0301")
+    (4, 4, 1)
+    """
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.combining(letter) > 0 for letter in text)
+
+
+def _gap(text: str, width: int) -> str:
+    return " " * (width - columns_of(text))
 
 
 def tell(text: str) -> None:

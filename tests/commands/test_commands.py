@@ -16,7 +16,7 @@ from entrim.commands.showing import Progress, table
 from entrim.files import read_manifest
 from entrim.records import Step
 from entrim.report import read
-from tests.commands.conftest import Command, Ended, taught
+from tests.commands.conftest import Command, Ended, assert_refused, taught
 
 
 def test_scores_of_ones_own_come_from_a_file(command: Command, workshop: Path) -> None:
@@ -95,6 +95,16 @@ def test_a_report_is_written_where_it_is_wanted(
     assert (done.code, done.out) == (0, "page.html\n")
     page = (workshop / "page.html").read_text()
     assert "entrim sparsify nets.py:small --images x.npy" in page
+    assert command("report", "half", "--out", "page.html").code == 0
+    (workshop / "keep.txt").write_text("my thesis")
+    done = command("report", "half", "--out", "keep.txt")
+    assert_refused(done, "keep.txt is there and no report of entrim: name another file", "--force")
+    assert (workshop / "keep.txt").read_text() == "my thesis"
+    assert command("report", "half", "--out", "keep.txt", "--force").code == 0
+    assert (workshop / "keep.txt").read_text() == page
+    (workshop / "half" / "report.html").write_text("torn")
+    assert command("report", "half", "--out", "half/report.html").code == 0
+    assert (workshop / "half" / "report.html").read_text() == page
     told = command("report", "half", "--json")
     assert json.loads(told.out) == {"report": "half/report.html"}
 

@@ -183,7 +183,7 @@ def asked(**words: Any) -> Namespace:
 
 @pytest.mark.parametrize(("names", "numbers"), [(("a", "b"), (0, 1)), (("3", "10"), (3, 10))])
 def test_folders_are_classes(tmp_path: Path, names: tuple[str, ...], numbers: list[int]) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
     wanted = []
     for name, number in zip(names, numbers, strict=True):
         (tmp_path / name / "inner").mkdir(parents=True)

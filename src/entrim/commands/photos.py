@@ -77,7 +77,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("reading image files", "Pillow", "cli") from error
+        raise MissingExtraError("reading image files", "pillow", "cli") from error
     return Image
 
 

@@ -206,6 +206,19 @@ def test_a_read_only_folder_is_refused_before_any_work(
     assert names(whole) == sorted(before)
 
 
+def test_a_disk_without_room_for_temporary_files_is_not_blamed_on_the_network(
+    workshop: Path,
+) -> None:
+    line = f"ulimit -f 0; {sys.executable} -m entrim inspect nets.py:small --shape 1,8,8"
+    paths = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run(["sh", "-c", line], capture_output=True, cwd=workshop, env=paths)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        b"entrim: PyTorch needs a folder for temporary files, and none can be written: make room "
+        b"on the disk, or name one in TMPDIR"
+    ]
+
+
 def test_a_folder_below_a_file_is_refused(command: Command) -> None:
     assert_stopped(command(*WORDS, "--out", "x.npy/run"), "x.npy/run cannot be written", "--out")
 

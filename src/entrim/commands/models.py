@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import pickle
 import sys
+import tempfile
 from argparse import ArgumentParser
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ def add_model(parser: ArgumentParser) -> None:
 
 def read_model(where: str, weights: str | None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
+    _demand_scratch()
     if where.endswith(".pt2"):
         model = read_program(Path(where))
     else:
@@ -44,6 +46,17 @@ def read_model(where: str, weights: str | None) -> nn.Module:
     if weights is not None:
         _give(model, Path(weights))
     return model.eval()
+
+
+def _demand_scratch() -> None:
+    """Refuse a machine without a folder for temporary files: PyTorch blames the network for it."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise CommandError(
+            "PyTorch needs a folder for temporary files, and none can be written: make room on the "
+            "disk, or name one in TMPDIR"
+        ) from error
 
 
 def read_object(where: str, what: str, kind: str) -> Any:

@@ -126,11 +126,11 @@ def _operations(model: nn.Module) -> dict[str, str] | None:
         return None
     found = {"": "program"}
     for node in model.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for source in node.all_input_nodes if schema is not None else ():
+        operation = getattr(getattr(node.target, "_schema", None), "name", "")
+        for source in node.all_input_nodes if operation else ():
             if source.op == "get_attr":
                 owner = str(source.target).rpartition(".")[0]
-                found.setdefault(owner, schema.name.rpartition("::")[2])
+                found.setdefault(owner, operation.rpartition("::")[2])
     return found
 
 

@@ -15,8 +15,8 @@ from entrim.commands.models import read_tensors
 from entrim.commands.photos import image_files, read_files
 from entrim.errors import CommandError
 
-_AXES = {nn.Conv1d: "L", nn.Conv2d: "H, W", nn.Conv3d: "D, H, W"}
-"""What a convolution calls the dimensions behind the channels."""
+_AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
+"""What the dimensions behind the channels are called, by their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,9 @@ def _normalised(x: Tensor, args: Namespace) -> Tensor:
 
 def _reads(model: nn.Module) -> _Reader:
     for name, module in model.named_modules():
-        for kind, axes in _AXES.items():
-            if isinstance(module, kind):
-                channels = module.in_channels
-                return _Reader(name, channels, f"(N, {channels}, {axes})")
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            axes = _AXES[len(module.kernel_size)]
+            return _Reader(name, module.in_channels, f"(N, {module.in_channels}, {axes})")
     return _Reader()
 
 

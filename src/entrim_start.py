@@ -5,18 +5,30 @@ It stands beside the package because importing any module of the package imports
 
 import os
 import signal
+import sys
+from contextlib import suppress
+from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
 
 def main() -> int:
-    """Import the command line, left by Ctrl-C with one sentence, and run it."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # and not switched off, as in the background
-        signal.signal(signal.SIGINT, _leave)
+    """Import the command line, left by Ctrl-C or SIGTERM with one sentence, and run it.
+
+    The version is told without that.
+    """
+    if sys.argv[1:] == ["--version"] and sys.stdout is not None:
+        with suppress(OSError):  # the command line tells what is wrong with stdout
+            print(f"entrim {version('entrim')}", flush=True)
+            return 0
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
+    for number in ours:  # others are switched off, as Ctrl-C is in the background
+        signal.signal(number, _leave)
     from entrim.commands.main import main as command
 
-    signal.signal(signal.SIGINT, before)
+    for number in ours:
+        signal.signal(number, usual[number])
     return command()
 
 

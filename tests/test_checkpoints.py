@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,58 @@ def test_a_run_stopped_within_or_between_epochs_ends_with_the_same_bits(
         with pytest.raises(StopError):
             train(network(), regression(), recipe, checkpoint=file, every=0.0, on_step=stop)
         assert bits(train(network(), regression(), recipe, checkpoint=file)) == bits(whole)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("where", "call", "step"),
+    [("loss", 8, 7), ("held out", 2, 6), ("told", 9, 9), ("told", 12, 12)],  # six steps an epoch
+)
+def test_a_run_interrupted_before_the_weights_move_loses_no_step(
+    tmp_path: Path, mode: str, where: str, call: int, step: int
+) -> None:
+    recipe, task, file = replace(RECIPE, epochs=3, mode=mode), regression(), tmp_path / "run"
+
+    def stopping(act: Callable[..., Any], name: str) -> Callable[..., Any]:
+        left = iter(range(call - 1))
+
+        def stopped(*args: Any) -> Any:
+            found = act(*args)
+            if name == where and next(left, None) is None:
+                raise KeyboardInterrupt
+            return found
+
+        return stopped
+
+    stopped = replace(
+        task, loss=stopping(task.loss, "loss"), held_out=stopping(task.held_out, "held out")
+    )
+    told = stopping(lambda _: None, "told")
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), stopped, recipe, checkpoint=file, on_step=told)
+    steps: list[Step] = []
+    resumed = train(network(), task, recipe, checkpoint=file, on_step=steps.append)
+    assert steps[0].done == step + 1
+    assert bits(resumed) == bits(train(network(), task, recipe))
+
+
+def test_a_run_interrupted_while_the_weights_move_keeps_what_was_written_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, whole = tmp_path / "run", train(network(), regression(), RECIPE)
+    step, left = torch.optim.Adam.step, iter(range(8))
+
+    def torn(*args: Any) -> Any:
+        step(*args)
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", torn)
+        with pytest.raises(KeyboardInterrupt):
+            train(network(), regression(), RECIPE, checkpoint=file)
+    assert not file.exists()
+    assert bits(train(network(), regression(), RECIPE, checkpoint=file)) == bits(whole)
 
 
 def test_a_finished_run_is_handed_out_again_without_a_step(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def runtime() -> Any:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        packages = "onnx, onnxscript and onnxruntime"
+        packages = "onnx onnxscript onnxruntime"
         raise MissingExtraError("exporting to ONNX", packages, "export") from error
     return onnxruntime
 

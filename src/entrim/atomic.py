@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 try:
     import fcntl
@@ -51,10 +52,24 @@ def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
     """
     with lock.open("ab") as stream:
         if fcntl is not None:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass
+            _lock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
+
+
+@contextmanager
+def together(lock: Path) -> Iterator[None]:
+    """Hold the file `lock` with others that do, and keep out who wants to be `alone` with it."""
+    with lock.open("ab") as stream:
+        if fcntl is not None:
+            _lock(stream, fcntl.LOCK_SH)
+        yield
+
+
+def _lock(stream: IO[bytes], how: int) -> None:
+    assert fcntl is not None
+    try:
+        fcntl.flock(stream, how)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        pass

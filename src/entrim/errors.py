@@ -26,10 +26,14 @@ class SingularMomentsError(EntrimError, ArithmeticError):
 
 
 class MissingExtraError(EntrimError, ImportError):
-    """Something needs a package of an optional extra that is not installed."""
+    """Something needs packages of an optional extra that are not installed."""
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f'{what} needs {package}: install it with pip install "entrim[{extra}]"')
+    def __init__(self, what: str, packages: str, extra: str) -> None:
+        listed = " and ".join(packages.replace(" ", ", ").rsplit(", ", 1))
+        super().__init__(
+            f"{what} needs {listed}: pip install {packages}, or in a checkout of entrim all of the "
+            f'extra with pip install ".[{extra}]"'
+        )
 
 
 class TraceError(EntrimError, ValueError):

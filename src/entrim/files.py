@@ -29,7 +29,8 @@ from entrim.plan import Plan
 from entrim.records import Record
 
 FORMAT = 1
-_MANIFEST = "entrim.json"
+MANIFEST = "entrim.json"
+"""The file that makes a folder one of ours."""
 _LOCK = ".entrim.lock"
 CHECKPOINT = ".entrim.checkpoint"
 """What a run that is not finished keeps where it will be saved."""
@@ -83,7 +84,7 @@ def save(
         with alone(place):
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
-            atomic.write(place / _MANIFEST, _lines(manifest).encode())
+            atomic.write(place / MANIFEST, _lines(manifest).encode())
             with suppress(OSError):  # the new save is complete; the next one sweeps again
                 _sweep(place)
     except SaveError:
@@ -197,12 +198,12 @@ def _complete(place: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _manifest(place: Path) -> dict[str, Any]:
-    file = place / _MANIFEST
+    file = place / MANIFEST
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         what = "holds no complete save" if place.is_dir() else "is not there"
-        raise LoadError(f"{place} {what} (no {_MANIFEST}): hand over a folder of save()") from error
+        raise LoadError(f"{place} {what} (no {MANIFEST}): hand over a folder of save()") from error
     except NotADirectoryError as error:
         raise LoadError(f"{place} is not a folder: hand over a folder of save()") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -264,7 +265,7 @@ def _refuse_foreign(place: Path) -> None:
 def _sweep(place: Path) -> None:
     """Remove what interrupted saves and the save before left behind."""
     keep = {_LOCK, CHECKPOINT}
-    if (place / _MANIFEST).exists():
+    if (place / MANIFEST).exists():
         keep.add(_weights_file(_manifest(place)["weights"]["sha256"]))
     for entry in list(place.iterdir()):
         if _OURS.fullmatch(entry.name) and entry.name not in keep:

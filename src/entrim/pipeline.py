@@ -125,8 +125,9 @@ def sparsify(
     - `budget=Budget(params=0.3)`: what may remain. Every group is cut on its own to see what that
       does to the outputs, and the widths are those that hurt least under the budget.
     - `eps_w`, `eps_l2`: how strongly few channels are wanted, as in the paper; more cuts more.
-      `eps={pattern: (eps_w, eps_l2)}` sets them for some groups; -1e-4 and 1e-4 where only the
-      other one is given.
+      `eps={pattern: (eps_w, eps_l2)}` sets them for some groups, and the others are cut by eps_w
+      and eps_l2 all the same, -1e-4 and 1e-4 where they are not given: to cut the named groups
+      only, name them in `layers` too.
     - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction; groups that it
       does not name stay whole unless eps is given too. Channels that are zero on all images, or
       copies of others, are not kept to fill a width up.
@@ -275,7 +276,8 @@ def look(run: Run, example: Example) -> Scene:
         graph = trace(run.model, example)
         scene = Scene.of(run, graph, run.images)
         check_images(run, scene)
-    run.tell("trace", type(run.model).__name__, 1, 1, f"{len(graph.groups)} groups")
+    groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
+    run.tell("trace", type(run.model).__name__, 1, 1, groups)
     return scene
 
 

@@ -3,7 +3,8 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from entrim import atomic
 from entrim.deciding import collect
 from entrim.errors import BadSettingError, MissingExtraError
 from entrim.hunting import STRENGTHS, Hunt, Range, Wanted
@@ -233,6 +235,32 @@ def _storage(file: str | os.PathLike[str] | None) -> "Storage":
     except ImportError as error:
         raise MissingExtraError("search", "optuna", "search") from error
     return Storage.of(None if file is None else Path(file))
+
+
+@contextmanager
+def at_work(file: Path) -> Iterator[None]:
+    """Keep `file`, the storage of a search, from being forgotten; forget it where nothing ended."""
+    try:
+        with atomic.together(file):
+            yield
+    except BaseException:
+        forget(file)
+        raise
+
+
+def forget(file: Path) -> bool:
+    """Remove a storage in which no trial has ended and at which nobody is at work.
+
+    Return whether it is gone.
+    """
+    try:
+        with atomic.alone(file, wait=False):
+            if file.stat().st_size and not _storage(file).empty:
+                return False
+            file.unlink()
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _fingerprint(run: Run, wanted: Wanted, parts: Parts) -> dict[str, str]:

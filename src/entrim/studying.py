@@ -21,6 +21,7 @@ from entrim.errors import StorageError
 
 SAMPLERS = {"tpe": TPESampler, "random": RandomSampler}
 Ranges = Mapping[str, tuple[float, float]]
+_OVER = (TrialState.COMPLETE, TrialState.PRUNED)
 PATIENCE = timedelta(minutes=1)
 """How long a trial may go unsigned; its process signs it in the next moment."""
 _STRIDE = 1_000_003
@@ -39,6 +40,15 @@ class Storage:
     def of(cls, file: Path | None) -> "Storage":
         """Return the storage in `file`, made where there is none; None for memory."""
         return cls(file, InMemoryStorage() if file is None else _journal(file))
+
+    @property
+    def empty(self) -> bool:
+        """Whether no trial of any search in it has ended."""
+        kept = self.journal
+        return not any(
+            kept.get_all_trials(study._study_id, deepcopy=False, states=_OVER)
+            for study in kept.get_all_studies()
+        )
 
     def notebook(self, name: str, ranges: Ranges, fingerprint: Mapping[str, str]) -> "Notebook":
         """Return the notebook called `name`; one of another search is refused."""
@@ -111,8 +121,7 @@ class Notebook:
 
     def ended(self) -> list[FrozenTrial]:
         """Return every trial that ended, also those of other processes."""
-        over = (TrialState.COMPLETE, TrialState.PRUNED)
-        return self.study.get_trials(deepcopy=False, states=over)
+        return self.study.get_trials(deepcopy=False, states=_OVER)
 
     def sweep(self) -> None:
         """Drop the trials of processes of this machine that were killed."""

@@ -8,8 +8,7 @@ of the random generators, and how far the run is. The learning rate is a functio
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
 from entrim.errors import BadSettingError
 from entrim.network.follow import copied
 from entrim.network.form import values_of
+from entrim.randomness import Mark, own_randomness, put_back, seed, states_of
 from entrim.recipes import OPTIMISERS, Recipe, Task, Trained
 from entrim.records import Step
 
@@ -43,10 +43,11 @@ def train(
     """Return a trained copy of `model`, in the state with the least loss on the images held out.
 
     Where `recipe.hand_out` is "last" it is the state after the last epoch that ended in numbers.
-    With `checkpoint`, a file, the run is written there every so many seconds and goes on from
-    there, to the same bits on the same machine and number of threads; a finished one is handed out
-    at once. Where `checkpoint` does not exist yet, the run goes on from that of a `shorter` one,
-    whose recipe must be continued by `recipe`. Parameters that do not ask for gradients stay.
+    With `checkpoint`, a file, the run is written there every so many seconds and on Ctrl-C, and
+    goes on from there, to the same bits on the same machine and number of threads; a finished one
+    is handed out at once. Where `checkpoint` does not exist yet, the run goes on from that of a
+    `shorter` one, whose recipe must be continued by `recipe`. Parameters that do not ask for
+    gradients stay.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadSettingError(
@@ -59,7 +60,7 @@ def train(
         "network": fingerprint(values_of(model).values()),
         "images or aims": task.identity,
     }
-    with _own_randomness(), torch.enable_grad():
+    with own_randomness(), torch.enable_grad():
         run = _Run(copied(model), task, recipe, stage, on_step or (lambda _: None))
         save = _nothing if checkpoint is None else run.writer(checkpoint, identity, every)
         held = None if checkpoint is None else read_checkpoint(checkpoint, identity)
@@ -111,6 +112,8 @@ class _Run:
         self.best: dict[str, Tensor] = {}
         self.random: dict[str, Any] | None = None
         """The states of the random generators in the middle of an epoch that is resumed."""
+        self.mark: Mark | None = None
+        """Where the last step ended; None while weights move and nothing fits together."""
         self.begun = time.perf_counter()
 
     def to_the_end(self, save: Callable[[bool], None], modes: list[bool]) -> Trained:
@@ -124,9 +127,15 @@ class _Run:
                     "networks give numbers on these images"
                 )
             self.best = _cloned(self.model)
-        while not state.ending:
-            self._epoch(save)
-        save(True)
+        try:
+            while not state.ending:
+                self._epoch(save)
+            save(True)
+        except KeyboardInterrupt:
+            if self.mark is not None:
+                self.mark.go_back(self.model, self.generator)
+                save(True)
+            raise
         _put(self.model, self.best)
         for module, mode in zip(self.model.modules(), modes, strict=True):
             module.training = mode
@@ -151,16 +160,19 @@ class _Run:
             if not math.isfinite(loss):
                 return self._diverged()
             state.step, state.total = state.step + 1, state.total + loss
+            self.mark = Mark.of(self.model, self.generator)
             self._tell(loss)
             save(False)
         held_out = self._held_out()
         if not math.isfinite(held_out):
             return self._diverged()
+        self.mark = None
         state.history.append((state.total / self.batches, held_out))
         state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
         if held_out < state.after or self.recipe.hand_out == "last":
             state.after, state.best, self.best = held_out, state.epoch, _cloned(self.model)
         state.ending = self._ending()
+        self.mark = Mark.of(self.model, self.generator)
         return None
 
     def _ending(self) -> str:
@@ -174,15 +186,12 @@ class _Run:
 
     def _order(self) -> Tensor:
         """Return the order of the images in this epoch, and put the random generators there."""
-        seed = (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63
-        self.generator.manual_seed(seed)
-        torch.manual_seed(seed)
+        seed(self.generator, (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63)
         order = torch.randperm(self.task.count, generator=self.generator)
         if self.random is not None and self.state.step > 0:
-            self.generator.set_state(self.random["own"])
-            torch.set_rng_state(self.random["cpu"])
-            torch.cuda.set_rng_state_all(self.random["cuda"])
+            put_back(self.generator, self.random)
         self.random = None
+        self.mark = Mark.of(self.model, self.generator)
         return order
 
     def _learn(self, index: Tensor) -> float:
@@ -198,6 +207,7 @@ class _Run:
         value = loss.item()
         if math.isfinite(value):
             loss.backward()
+            self.mark = None
             self.optimiser.step()
         return value
 
@@ -249,11 +259,7 @@ class _Run:
             "model": values_of(self.model),
             "best": self.best,
             "optimiser": self.optimiser.state_dict(),
-            "random": {
-                "own": self.generator.get_state(),
-                "cpu": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all(),
-            },
+            "random": states_of(self.generator),
         }
 
     def resume(self, held: dict[str, Any] | None) -> None:
@@ -281,10 +287,3 @@ def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def _nothing(_: bool) -> None:
     """Write no checkpoint."""
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Let seeds be set inside, for dropout, and put the caller's random numbers back."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield

@@ -13,7 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+"""Where a process that a test starts finds this entrim, from whatever folder."""
 NETS = """
+import os
+import signal
+import sys
 import torch
 from torch import nn
 
@@ -50,6 +56,16 @@ def more(model):
 def fewer(model):
     return -more(model)
 
+def stopped(model):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 1.0
+
+def killed(model):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def quits(model=None):
+    sys.exit(3)
+
 number = 3
 """
 
@@ -64,11 +80,8 @@ class Ended:
 Command = Callable[..., Ended]
 
 
-def assert_refused(done: Ended, *parts: str, before: str = r"(?!)") -> None:
-    """Check exit code 1, no result, and one last sentence with `parts`; what may come before it.
-
-    Without `before` nothing may.
-    """
+def assert_refused(done: Ended, *parts: str, before: str = r"reading ") -> None:
+    """Check exit code 1, no result, and one last sentence with `parts`; what may come before it."""
     assert (done.code, done.out) == (1, "")
     *lines, last = done.err.splitlines()
     assert last.startswith("entrim: ")
@@ -103,16 +116,14 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Return a function that runs `entrim` with some words in the workshop."""
     if not hasattr(os, "fork"):
         pytest.skip("the driver of these tests forks, and this system cannot")
-    root = Path(__file__).parents[2]
     streams = tmp_path_factory.mktemp("streams")
-    paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.commands.driver"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
     )
 
     def run(
@@ -121,14 +132,19 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         stop: tuple[int, int] | None = None,
         limit: int | None = None,
         terminal: str | None = None,
+        full: bool = False,
     ) -> Ended:
-        """Run a command: up to a signal before its n-th rename, on a disk of few bytes a file."""
+        """Run a command: up to a signal before its n-th rename, on a disk of few bytes a file.
+
+        With `full` stdout takes nothing.
+        """
         out, err = streams / "out", streams / "err"
-        err.write_text("")
+        for stream in (out, err):
+            stream.write_text("")
         job = {
             "words": [str(word) for word in words],
             "cwd": str(cwd),
-            "out": str(out),
+            "out": "/dev/full" if full else str(out),
             "err": terminal or str(err),
             "stop": stop,
             "limit": limit,

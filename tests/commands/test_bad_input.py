@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from entrim.files import CHECKPOINT
+from entrim.journal import UNFINISHED
 from tests.commands.conftest import Command, Ended, assert_refused
 
 SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
@@ -20,7 +23,7 @@ SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
         ("nowhere.at.all:net", ("no module 'nowhere'", "install it")),
         ("nets.py", ("write package.module:factory",)),
         ("gone.py:small", ("no file gone.py",)),
-        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, more, small, wide, wrong")),
+        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, killed")),
         ("nets:broken", ("RuntimeError: no such width", "mend it")),
         ("nets:wrong", ("returned a int", "torch.nn.Module")),
         ("nets:number", ("name a function",)),
@@ -56,6 +59,18 @@ def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> 
         )
 
 
+def test_weights_that_are_no_numbers_are_named(command: Command, workshop: Path) -> None:
+    held = torch.load(workshop / "w.pt")
+    held["4.bias"][2] = torch.nan
+    torch.save(held, workshop / "nan.pt")
+    words = ("nets.py:small", "--weights", "nan.pt")
+    for done in (
+        command("inspect", *words, "--shape", "1,8,8"),
+        command("sparsify", *words, "--images", "x.npy", "--out", "never"),
+    ):
+        assert_refused(done, "puts out NaN, because 4.bias holds NaN: give it weights that are")
+
+
 class Evil:
     """What runs code when it is unpickled."""
 
@@ -81,39 +96,49 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
     assert not sign.exists()
 
 
-@pytest.mark.parametrize("name", ["cut.safetensors", "cut.pt", "gone.pt"])
-def test_weights_that_are_damaged_or_missing(command: Command, workshop: Path, name: str) -> None:
-    if name.startswith("cut"):
-        (workshop / name).write_bytes(b"PK")
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("gone.pt", None, "there is no file gone.pt: name the weights with --weights"),
+        ("short.safetensors", b"PK", "cannot be read"),
+        ("none.pt", b"", "was not written by torch.save: save model.state_dict()"),
+        ("short.pt", b"PK", "was not written by torch.save"),
+        ("archive.pt", b"PK\x03\x04", "cannot be read (PytorchStreamReader failed"),
+        ("pickle.pt", b"\x80\x02.", "pickle.pt"),
+        ("stack.pt", b"\x80\x02(.", "cannot be read"),
+        ("old.pt", b"\x80", "cannot be read"),
+        ("x.npy", None, "save model.state_dict() as .safetensors or .pt"),
+    ],
+)
+def test_weights_that_are_damaged_missing_or_something_else(
+    command: Command, workshop: Path, name: str, content: bytes | None, part: str
+) -> None:
+    if content is not None:
+        (workshop / name).write_bytes(content)
     words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", name)
-    assert_refused(command(*words), name)
+    done = command(*words)
+    assert_refused(done, name, part)
+    assert "unexpected" not in done.err
 
 
-def test_a_folder_without_images(command: Command, workshop: Path) -> None:
-    (workshop / "empty").mkdir(exist_ok=True)
-    assert_refused(command(*SPARSIFY, "--images", "empty"), "holds no image file")
-    assert_refused(command(*SPARSIFY, "--images", "nowhere"), "there is no nowhere")
-    assert_refused(command(*SPARSIFY, "--images", "nets.py"), ".npy, .npz or .pt")
+def test_a_prefix_of_all_names_is_told_with_the_way_to_strip_it(
+    command: Command, workshop: Path
+) -> None:
+    held = {f"module.{name}": tensor for name, tensor in torch.load(workshop / "w.pt").items()}
+    torch.save(held, workshop / "parallel.pt")
+    words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", "parallel.pt")
+    assert_refused(
+        command(*words),
+        "all its names begin with 'module.': save {name.removeprefix('module.'): tensor for name",
+    )
 
 
-def test_an_image_that_cannot_be_read_is_named(command: Command, workshop: Path) -> None:
-    (workshop / "torn").mkdir(exist_ok=True)
-    (workshop / "torn" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
-    assert_refused(command(*SPARSIFY, "--images", "torn"), "a.png", "repair or remove it")
-
-
-def test_images_of_several_sizes(command: Command, workshop: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
-    (workshop / "sizes").mkdir(exist_ok=True)
-    for size in (8, 9):
-        image.new("RGB", (size, size)).save(workshop / "sizes" / f"{size}.png")
-    assert_refused(command(*SPARSIFY, "--images", "sizes"), "(8, 8) and (9, 9)", "--resize")
-
-
-def test_images_of_the_wrong_channel_count(command: Command) -> None:
-    assert_refused(command(*SPARSIFY, "--images", "colour.npy"), "have 3 channels", "0 reads 1")
-    words = (*SPARSIFY, "--images", "x.npy", "--mean", "0.1,0.2,0.3")
-    assert_refused(command(*words), "--mean has 3 numbers")
+def test_a_list_that_is_cut_short_says_how_many_more_there_are(
+    command: Command, workshop: Path
+) -> None:
+    (workshop / "many.py").write_text("".join(f"def f{k:02}(): ...\n" for k in range(15)))
+    done = command("inspect", "many.py:net", "--shape", "1,8,8")
+    assert_refused(done, "name one of f00, f01,", "f11 and 3 more")
 
 
 def test_a_dict_of_arrays_needs_a_key(command: Command, workshop: Path) -> None:
@@ -149,6 +174,10 @@ def test_another_run_is_kept_unless_forced(command: Command, workshop: Path, end
     before = {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "half")
     assert_refused(command(*words), "holds another run", "--force")
+    same = command(*words, "--params", "50%")
+    assert_refused(same, "half holds another run")  # the words are the same, in another order
+    again = (*words[:-2], "--params", "50%", "--out", "half")
+    assert_refused(command(*again), "holds the run of this command, and it is finished", "--force")
     assert before == {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
 
 
@@ -162,15 +191,44 @@ def test_a_folder_that_cannot_be_written(command: Command, workshop: Path) -> No
     locked.chmod(0o700)
 
 
-@pytest.mark.parametrize("words", [("report", "nowhere"), ("compare", "nowhere"), ("report", ".")])
-def test_a_folder_without_a_run(command: Command, words: tuple[str, ...]) -> None:
-    assert_refused(command(*words), "hand over a folder of save()")
+NO_RUNS = {
+    "nowhere": "there is no folder nowhere: name one that sparsify, search, distill or save()",
+    "x.npy": "x.npy is a file: name the folder of a run",
+    "empty": "empty holds no run: name a folder that sparsify, search, distill or save() wrote",
+    "broken-off": "was not finished: give the same command again to finish it",
+    "begun": "was not finished: give the same command again to finish it",
+    "sought": "is no run itself but holds some: name one of them, such as sought/trial-3",
+    "unpicked": "holds a search of which no network is saved: give its command again with --pick",
+}
+
+
+@pytest.mark.parametrize("name", NO_RUNS)
+def test_a_folder_without_a_run_is_told_by_its_kind(
+    command: Command, workshop: Path, cut: Path, name: str
+) -> None:
+    if name not in ("nowhere", "x.npy"):
+        (workshop / name).mkdir(exist_ok=True)
+    if name == "broken-off":
+        (workshop / name / UNFINISHED).mkdir(exist_ok=True)
+    if name == "begun":
+        (workshop / name / CHECKPOINT).touch()
+    if name in ("sought", "unpicked"):
+        (workshop / name / "search-0123.log").touch()
+    if name == "sought":
+        shutil.copytree(cut, workshop / name / "trial-3", dirs_exist_ok=True)
+    commands = {
+        "report": (),
+        "compare": (),
+        "distill": ("--out", "never"),
+        "export": ("--torchexport", "x.pt2"),
+    }
+    for word, more in commands.items():
+        assert_refused(command(word, name, *more), NO_RUNS[name])
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ((), "COMMAND"),
         (("paint",), "invalid choice"),
         (("inspect", "nets.py:small"), "--shape"),
         (("inspect", "nets.py:small", "--shape", "1,0"), "whole numbers"),
@@ -182,6 +240,5 @@ def test_a_folder_without_a_run(command: Command, words: tuple[str, ...]) -> Non
 )
 def test_wrong_usage_ends_with_two(command: Command, words: tuple[str, ...], part: str) -> None:
     done = command(*words)
-    assert done.code == 2
-    assert done.out == ""
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert part in done.err

@@ -4,7 +4,6 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +16,7 @@ from entrim.commands.showing import Progress, table
 from entrim.files import read_manifest
 from entrim.records import Step
 from entrim.report import read
-from tests.commands.conftest import Command, Ended, taught
+from tests.commands.conftest import Command, Ended, assert_refused, taught
 
 
 def test_scores_of_ones_own_come_from_a_file(command: Command, workshop: Path) -> None:
@@ -77,64 +76,6 @@ def test_force_replaces_a_run_and_options_reach_the_function(
     assert read_manifest(workshop / "other")["plan"]["kept"] == told["kept"]
 
 
-def test_image_files_become_what_the_network_reads(command: Command, workshop: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
-    from entrim.commands.pictures import read_pictures
-
-    folder = workshop / "pictures" / "inner"
-    folder.mkdir(parents=True)
-    pixels = np.random.default_rng(1).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
-    for k, picture in enumerate(pixels):
-        image.fromarray(picture).save(folder / f"{k}.png")
-    (workshop / "pictures" / "notes.txt").write_text("not an image")
-    args = argparse.Namespace(
-        images=str(workshop / "pictures"), count=3, key=None, resize=None, channels=None,
-        mean=(0.5,), std=(0.25,), scale=255.0,
-    )  # fmt: skip
-    colour = torch.nn.Conv2d(3, 2, 3)
-    found = read_pictures(args, colour)
-    wanted = (torch.from_numpy(pixels[::2]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
-    torch.testing.assert_close(found, wanted)
-    assert read_pictures(args, taught()).shape == (3, 1, 8, 8)
-    args.resize = (4, 6)
-    assert read_pictures(args, colour).shape == (3, 3, 4, 6)
-
-
-@pytest.mark.parametrize("name", ["x.npz", "x.pt", "pair.pt", "named.pt"])
-def test_arrays_and_tensors_are_read_alike(workshop: Path, name: str) -> None:
-    from entrim.commands.pictures import read_pictures
-
-    x = np.load(workshop / "x.npy")
-    images, labels = torch.from_numpy(x), torch.zeros(len(x))
-    np.savez(workshop / "x.npz", x=x)
-    torch.save(images, workshop / "x.pt")
-    torch.save((images, labels), workshop / "pair.pt")
-    torch.save({"images": images, "labels": labels}, workshop / "named.pt")
-    args = argparse.Namespace(
-        images=str(workshop / name), count=500, key="images" if name == "named.pt" else None,
-        mean=None, std=None, scale=255.0,
-    )  # fmt: skip
-    assert torch.equal(read_pictures(args, taught()), images)
-
-
-def test_a_tree_accounts_for_every_parameter_and_mac(command: Command) -> None:
-    words = ("inspect", "nets.py:small", "--shape", "1,8,8")
-    done, told = command(*words), command(*words, "--json")
-    assert (done.code, told.code) == (0, 0), done.err + told.err
-    data, model = json.loads(told.out), taught()
-    assert data["groups"] == {"0": 8}
-    assert [layer["name"] for layer in data["layers"]] == ["0", "4"]
-    cost = entrim.measure(model, torch.zeros(2, 1, 8, 8), repeats=2)
-    assert sum(layer["params"] for layer in data["layers"]) == cost.params
-    assert sum(layer["macs"] for layer in data["layers"]) == cost.macs
-    lines = done.out.splitlines()
-    assert lines[1].startswith("Sequential")
-    assert lines[2].startswith("├─ 0 Conv2d")
-    assert lines[2].endswith("8 can be cut")
-    assert lines[3].startswith("└─ 4 Linear")
-    assert lines[3].endswith("4 frozen: it is an output of the network")
-
-
 def test_runs_stand_side_by_side(command: Command, workshop: Path, ended: Ended) -> None:
     done = command("compare", "half", "half", "--layers")
     assert done.code == 0, done.err
@@ -154,6 +95,16 @@ def test_a_report_is_written_where_it_is_wanted(
     assert (done.code, done.out) == (0, "page.html\n")
     page = (workshop / "page.html").read_text()
     assert "entrim sparsify nets.py:small --images x.npy" in page
+    assert command("report", "half", "--out", "page.html").code == 0
+    (workshop / "keep.txt").write_text("my thesis")
+    done = command("report", "half", "--out", "keep.txt")
+    assert_refused(done, "keep.txt is there and no report of entrim: name another file", "--force")
+    assert (workshop / "keep.txt").read_text() == "my thesis"
+    assert command("report", "half", "--out", "keep.txt", "--force").code == 0
+    assert (workshop / "keep.txt").read_text() == page
+    (workshop / "half" / "report.html").write_text("torn")
+    assert command("report", "half", "--out", "half/report.html").code == 0
+    assert (workshop / "half" / "report.html").read_text() == page
     told = command("report", "half", "--json")
     assert json.loads(told.out) == {"report": "half/report.html"}
 
@@ -247,3 +198,4 @@ def test_a_bare_one_is_a_count_and_a_fraction_is_a_share() -> None:
 
 def test_columns_line_up() -> None:
     assert table([["", "a"], ["name", "123"]]) == "        a\nname  123"
+    assert table([["", "a"], ["层", "1"], ["fc", "2"]]) == "    a\n层  1\nfc  2"

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 import entrim
-from entrim.commands.main import COMMANDS
+from entrim.commands.completion import commands_of
+from entrim.commands.main import COMMANDS, parser
+from entrim.commands.usage import EXAMPLES
 from tests.commands.conftest import Command, Ended
 
 NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
@@ -106,7 +108,26 @@ def test_what_is_refused_ends_with_one_and_a_last_sentence(command: Command, nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_wrong_usage_of_any_command_ends_with_two(command: Command, name: str) -> None:
-    done = command(name, "--no-such-option")
+def test_wrong_usage_of_any_command_is_one_line_and_ends_with_two(
+    command: Command, name: str
+) -> None:
+    for words in ((), WORKS.get(name, ())):
+        done = command(name, *words, "--no-such-option")
+        assert (done.code, done.out) == (2, "")
+        (line,) = done.err.splitlines()
+        assert line.startswith(f"entrim {name}: error: ")
+        assert line.endswith(f": see entrim {name} --help")
+
+
+def test_no_words_at_all_are_answered_with_the_help(command: Command) -> None:
+    done = command()
     assert (done.code, done.out) == (2, "")
-    assert f"usage: entrim {name}" in done.err or "usage: entrim [-h]" in done.err
+    assert done.err == command("--help").out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_argument_has_a_help_text_and_no_description_is_wide(name: str) -> None:
+    inner = next(found[name] for action in parser()._actions if (found := commands_of(action)))
+    assert [action.dest for action in inner._actions if not action.help] == []
+    above = inner.format_help().partition(EXAMPLES)[0]
+    assert max(len(line) for line in above.splitlines() if "{" not in line) <= 80

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 import entrim
-from entrim import distilling as library
 from entrim.commands import distill as distilling
 from entrim.commands.main import main
 from entrim.commands.runs import read_source
@@ -21,7 +19,6 @@ from entrim.commands.showing import Progress
 from entrim.files import CHECKPOINT
 from entrim.records import Step
 from entrim.report import read
-from entrim.training import train
 from tests.commands.conftest import Command, taught
 
 FEW = ("--epochs", "2", "--batch", "9", "--shift", "0")
@@ -118,7 +115,6 @@ def test_the_same_command_goes_on_to_the_same_bits(
     workshop: Path, cut: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(workshop)
-    monkeypatch.setattr(library, "train", partial(train, every=0.0))
     for name in ("undisturbed", "halted"):
         shutil.rmtree(name, ignore_errors=True)
     assert main(["distill", "cut", *FEW, "--out", "undisturbed"]) == 0
@@ -126,7 +122,10 @@ def test_the_same_command_goes_on_to_the_same_bits(
     seen: list[int] = []
     monkeypatch.setattr(distilling, "Progress", stopping(7, seen))
     assert main(words) == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("entrim: interrupted")
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "entrim: interrupted: the state of the training is kept in halted, and the same command "
+        "goes on from there"
+    )
     assert (workshop / "halted" / CHECKPOINT).is_file()
     assert not (workshop / "halted" / "entrim.json").exists()
     assert main(["sparsify", "nets.py:small", "--images", "x.npy", "--out", "halted"]) == 1
@@ -134,8 +133,7 @@ def test_the_same_command_goes_on_to_the_same_bits(
     seen.clear()
     monkeypatch.setattr(distilling, "Progress", stopping(-1, seen))
     assert main(words) == 0
-    assert seen[0] == 7  # the step that was under way is taken again
-    assert seen[-1] == 12
+    assert seen == [8, 9, 10, 11, 12]
     assert not (workshop / "halted" / CHECKPOINT).exists()
     whole, halted = tensors(workshop / "undisturbed"), tensors(workshop / "halted")
     assert all(torch.equal(tensor, halted[name]) for name, tensor in whole.items())
@@ -165,26 +163,49 @@ def test_other_options_do_not_go_on_with_a_run(
     workshop: Path, cut: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(workshop)
-    monkeypatch.setattr(library, "train", partial(train, every=0.0))
-    monkeypatch.setattr(distilling, "Progress", stopping(3, []))
     words = ["distill", "cut", *FEW, "--out", "others"]
-    assert main(words) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(distilling, "Progress", stopping(3, []))
+        assert main(words) == 1
     before = (workshop / "others" / CHECKPOINT).read_bytes()
-    assert main([*words, "--learning-rate", "0.1"]) == 1
-    assert "belongs to another run (settings differ)" in capsys.readouterr().err
+    other = [*words, "--learning-rate", "0.1"]
+    assert main(other) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "others/.entrim.checkpoint belongs to another run (settings differ): give the" in last
+    assert last.endswith("name another folder with --out, or pass --force to discard it")
     assert (workshop / "others" / CHECKPOINT).read_bytes() == before
+    assert main([*other, "--force"]) == 0
+    assert read(workshop / "others").record.distilled is not None
+    assert not (workshop / "others" / CHECKPOINT).exists()
+
+
+def test_a_distillation_stopped_before_its_first_step_keeps_nothing(
+    command: Command, workshop: Path, cut: Path
+) -> None:
+    (workshop / "slow.py").write_text(
+        "import os, signal\n"
+        "from nets import small\n"
+        "def stopped():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = command("distill", "cut", "--teacher", "slow.py:stopped", "--out", "unbegun")
+    assert done.code == 1
+    assert done.err.splitlines()[-1] == (
+        "entrim: interrupted: nothing was finished yet, and what was saved before is intact"
+    )
+    assert not (workshop / "unbegun").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("nowhere",), "nowhere is not there"),
+        (("nowhere",), "there is no folder nowhere: name one that sparsify"),
         (("cut", "--model", "nets.py:small"), "with other weights: give the network the weights"),
         (("cut", "--model", "nets.py:gone"), "nets.py has no 'gone'"),
         (("cut", "--images", "colour.npy"), "have 3 channels"),
         (("cut", "--patience", "1", "--no-patience"), "contradict each other"),
         (("cut", "--teacher-weights", "w.pt"), "pass --teacher MODEL too"),
-        (("cut", "--held-out", "1"), "held_out is 1.0"),
+        (("cut", "--held-out", "1"), "--held-out is 1.0"),
         (("cut", "--count", "3"), "3 images leave 0 to hold out"),
     ],
 )
@@ -216,4 +237,7 @@ def test_another_run_is_kept_unless_forced(command: Command, workshop: Path, cut
     done = command("distill", "cut", "--out", "cut")
     assert done.code == 1
     assert "holds another run" in done.err
+    assert command("distill", "cut", *FEW, "--out", "taught").code == 0
+    again = command("distill", "cut", *FEW, "--out", "taught", "--json")
+    assert "taught holds the run of this command, and it is finished: pass --force" in again.err
     assert before == {entry.name: entry.read_bytes() for entry in cut.iterdir()}

@@ -18,10 +18,10 @@ from entrim.commands.main import main
 from entrim.files import save
 from tests.commands.conftest import Command, Ended, assert_refused, taught
 
-runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install entrim[export]")
+runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install onnxruntime")
 
 MODEL = "MODEL: nets.py:small, from half/command.json"
-STAGES = r"(MODEL|export|compare|calibrate|entrim: warning): "
+STAGES = r"reading |(MODEL|export|compare|calibrate|entrim: warning): "
 assert_gave_up = partial(assert_refused, before=STAGES)
 
 
@@ -128,8 +128,6 @@ def test_what_cannot_be_exported_leaves_no_file(
     command: Command, workshop: Path, half: Path, words: tuple[str, str]
 ) -> None:
     export, file = ("export", "half", *words), words[1]
-    assert_refused(command("export", "nowhere", *words), "hand over a folder of save()")
-    assert_refused(command("export", ".", *words), "hand over a folder of save()")
     assert_refused(
         command(*export, "--model", "nets.py:wide"), "0.weight is float32[9, 1, 3, 3] here"
     )
@@ -261,5 +259,5 @@ def test_a_missing_package_is_one_sentence(
     assert main(["export", "half", "--onnx", "missing.onnx"]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.splitlines()[-1].endswith('install it with pip install "entrim[export]"')
+    assert "needs onnx, onnxscript and onnxruntime: pip install onnx onnxscript" in told.err
     assert not (workshop / "missing.onnx").exists()

@@ -15,7 +15,7 @@ import pytest
 
 from entrim.files import read_manifest
 from entrim.report import read
-from tests.commands.conftest import Command, assert_refused
+from tests.commands.conftest import SOURCES, Command, assert_refused
 
 WORDS = ("sparsify", "nets.py:fixed", "--images", "x.npy", "--params", "50%")
 OTHER = (*WORDS[:-1], "60%")
@@ -72,24 +72,25 @@ def test_an_interruption_before_anything_is_finished_leaves_no_folder(
     command: Command, workshop: Path
 ) -> None:
     done = command(*WORDS, "--out", "early", stop=(signal.SIGINT, 2))
-    assert_stopped(done, "interrupted: what was saved before is intact")
+    assert_stopped(done, "interrupted: nothing was finished yet, and what was saved before is")
     assert not (workshop / "early").exists()
 
 
-def test_ctrl_c_while_pytorch_is_imported_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_pytorch_is_imported_is_one_sentence(tmp_path: Path, number: int) -> None:
     (tmp_path / "torch.py").write_text("import time\nprint('slow', flush=True)\ntime.sleep(60)\n")
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from entrim_start import main; sys.exit(main())"
     with subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCES}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "slow\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.communicate(timeout=30) == ("", "entrim: interrupted: nothing was begun\n")
         assert process.returncode == 1
 
@@ -99,14 +100,14 @@ def test_a_run_killed_at_every_stage_in_turn_ends_with_the_same_network(
 ) -> None:
     codes, saved = [], []
     for count in range(2, 20):
-        codes.append(command(*WORDS, "--out", "killed", stop=(signal.SIGKILL, count)).code)
-        saved.append((workshop / "killed" / "entrim.json").exists())
+        codes.append(command(*WORDS, "--out", "slain", stop=(signal.SIGKILL, count)).code)
+        saved.append((workshop / "slain" / "entrim.json").exists())
         if codes[-1] != -signal.SIGKILL:
             break
     assert codes[-1] == 0
     assert len(codes) >= 6
     assert saved.count(True) > 1  # killed behind the network itself, before its report, too
-    assert_same(workshop / "killed", whole)
+    assert_same(workshop / "slain", whole)
 
 
 def test_an_unfinished_run_of_another_command_is_kept_unless_forced(
@@ -203,6 +204,19 @@ def test_a_read_only_folder_is_refused_before_any_work(
     assert "trace" not in done.err
     assert contents(whole) == before
     assert names(whole) == sorted(before)
+
+
+def test_a_disk_without_room_for_temporary_files_is_not_blamed_on_the_network(
+    workshop: Path,
+) -> None:
+    line = f"ulimit -f 0; {sys.executable} -m entrim inspect nets.py:small --shape 1,8,8"
+    paths = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run(["sh", "-c", line], capture_output=True, cwd=workshop, env=paths)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        b"entrim: PyTorch needs a folder for temporary files, and none can be written: make room "
+        b"on the disk, or name one in TMPDIR"
+    ]
 
 
 def test_a_folder_below_a_file_is_refused(command: Command) -> None:

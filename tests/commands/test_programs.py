@@ -71,6 +71,10 @@ def test_the_layers_of_a_program_are_shown(command: Command, workshop: Path) -> 
     data = json.loads(told.out)
     assert data["groups"] == {"0": 8}
     assert [layer["params"] for layer in data["layers"]] == [80, 16, 1156]
+    assert [layer["kind"] for layer in data["layers"]] == ["conv2d", "batch_norm", "linear"]
+    assert (
+        command("inspect", "shown.pt2", "--shape", "1,8,8").out.splitlines()[1].startswith("prog")
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,8 @@ import torch
 
 import entrim
 from entrim.commands import search as searching
-from entrim.commands.main import main
 from entrim.commands.scores import Accuracy, Metric, read_metric
-from entrim.commands.showing import Progress
 from entrim.errors import CommandError
-from entrim.records import Step
 from entrim.report import read
 from tests.commands.conftest import Command, taught
 
@@ -106,32 +103,6 @@ def test_a_process_that_knows_of_fewer_trials_does_not_write_over_those_of_anoth
         assert len(json.loads((tmp_path / "search.json").read_text())["trials"]) == noted
 
 
-def test_an_interrupted_search_goes_on(
-    workshop: Path,
-    labelled: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Stopping(Progress):
-        def __call__(self, step: Step) -> None:
-            if step.stage == "search" and step.done == 2:
-                raise KeyboardInterrupt
-
-    monkeypatch.chdir(workshop)
-    words = [*WORDS, "--labels", "y.npy", "--trials", "3", "--pick", "0", "--out", "stopped"]
-    with monkeypatch.context() as patch:
-        patch.setattr(searching, "Progress", Stopping)
-        assert main(words) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines()[-1].startswith("entrim: interrupted")
-    assert main([*words, "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["trials"] == 3
-    first = next(line for line in err.splitlines() if line.startswith("search: "))
-    assert first.startswith("search: 3 of 3")
-
-
 def test_options_reach_the_function(command: Command, workshop: Path, labelled: Path) -> None:
     words = ("--test-images", "both.npz", "--test-key", "x", "--labels-key", "y", "--out", "told")
     more = ("--trials", "2", "--timeout", "1h", "--part", "all=0", "--cost", "macs", "--pick", "1")
@@ -212,7 +183,7 @@ def asked(**words: Any) -> Namespace:
 
 @pytest.mark.parametrize(("names", "numbers"), [(("a", "b"), (0, 1)), (("3", "10"), (3, 10))])
 def test_folders_are_classes(tmp_path: Path, names: tuple[str, ...], numbers: list[int]) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[cli]")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
     wanted = []
     for name, number in zip(names, numbers, strict=True):
         (tmp_path / name / "inner").mkdir(parents=True)

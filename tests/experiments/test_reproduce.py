@@ -39,9 +39,10 @@ def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
     told = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--epochs", "1"]
     told += ["--ways", "paper", "default"]
     assert main([*told, "--finished"]) == 0
-    before = capsys.readouterr().out
-    assert "98.49%" in before
-    assert "seed 0: not run" in before
+    before = capsys.readouterr()
+    assert "98.49%" in before.out
+    assert "seed 0: not run" in before.out
+    assert before.err == ""
 
     assert main(told) == 0
     first = capsys.readouterr()
@@ -64,6 +65,17 @@ def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
     assert again.markdown() + "\n" == first.out
     assert main([*told, "--finished"]) == 0
     assert capsys.readouterr().out == first.out
+
+
+def test_printing_what_is_finished_writes_only_the_record_that_was_named(
+    toys: None, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    told = ["reproduce", "lenet-conv", "--work", str(work), "--finished"]
+    assert main(told) == 0
+    assert not work.exists()
+    assert main([*told, "--record", str(tmp_path / "record.json")]) == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
 @pytest.fixture(scope="module")

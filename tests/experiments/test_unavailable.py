@@ -48,7 +48,7 @@ def test_without_npm_the_reason_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_without_pooch_the_reason_names_the_extra(uninstall: Callable[[str], None]) -> None:
     uninstall("pooch")
-    with pytest.raises(DataError, match=r'pooch: .*"entrim\[experiments\]"'):
+    with pytest.raises(DataError, match=r'pooch: pip .*"\.\[experiments\]"'):
         tiny(NOWHERE).load("test")
 
 
@@ -72,7 +72,7 @@ def test_without_pillow_sprites_name_the_extra(
     uninstall: Callable[[str], None], tmp_path: Path
 ) -> None:
     uninstall("PIL")
-    with pytest.raises(MissingExtraError, match=r'Pillow: .*"entrim\[experiments\]"'):
+    with pytest.raises(MissingExtraError, match=r'pillow: pip .*"\.\[experiments\]"'):
         decoding.sprites(tmp_path, "test")
 
 

@@ -42,7 +42,7 @@ def test_nothing_is_complained_about_and_a_hostile_name_stays_text(page: Path) -
 
 
 def test_the_charts_are_really_drawn(page: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install entrim[dev]")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
     shot = page.with_name("shot.png")
     browse(page, f"--screenshot={shot}", "--window-size=1200,2000")
     with image.open(shot) as opened:

@@ -146,5 +146,5 @@ def test_an_unknown_selector_names_the_known_ones():
 
 def test_lasso_without_scikit_learn_names_the_extra(uninstall):
     uninstall("sklearn")
-    with pytest.raises(MissingExtraError, match=r'pip install "entrim\[compare\]"'):
+    with pytest.raises(MissingExtraError, match="pip install scikit-learn, or"):
         select(layer_moments(8), channels=2, method="lasso")

@@ -269,4 +269,5 @@ def test_without_scikit_learn_the_import_names_the_extra():
     )
     code += "try:\n    import entrim.spartan\nexcept entrim.EntrimError as e:\n    print(e)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'pip install "entrim[spartan]"' in run.stdout, run.stderr
+    assert "needs scipy and scikit-learn: pip install scipy scikit-learn," in run.stdout, run.stderr
+    assert 'pip install ".[spartan]"' in run.stdout

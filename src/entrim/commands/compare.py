@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from entrim.commands.runs import demand_run
 from entrim.commands.showing import table, tell, tell_json
 from entrim.report.numbers import percent, seconds, short, size
 from entrim.report.repeat import call
@@ -35,6 +36,8 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Print one column a run."""
+    for folder in args.folders:
+        demand_run(folder)
     stories = [read(folder) for folder in args.folders]
     if args.json:
         tell_json([_plain(story) for story in stories])

@@ -26,7 +26,7 @@ def add(subparsers: Any) -> ArgumentParser:
         "made from the commands of this version: write it again after an update.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="whose script")
     return parser
 
 

@@ -48,7 +48,9 @@ def add(subparsers: Any) -> ArgumentParser:
         "download.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("--out", default="entrim-demo", metavar="DIR", help="(entrim-demo)")
+    parser.add_argument(
+        "--out", default="entrim-demo", metavar="DIR", help="the folder to write (entrim-demo)"
+    )
     return parser
 
 

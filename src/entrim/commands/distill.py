@@ -2,29 +2,32 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from copy import copy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from entrim.commands.method import given
 from entrim.commands.models import read_model
-from entrim.commands.pictures import add_images, read_pictures
+from entrim.commands.pictures import add_images, read_pictures, refuse_idle
 from entrim.commands.runs import (
     SIGHT,
     add_out,
+    demand_run,
+    keeping,
     plain,
     read_source,
     refuse_held,
     reported,
     reserved,
 )
-from entrim.commands.showing import Progress, sizes, tell, tell_json
+from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading
 from entrim.distilling import distill
-from entrim.errors import CommandError
-from entrim.files import CHECKPOINT, read_manifest
+from entrim.errors import CheckpointError, CommandError
+from entrim.files import CHECKPOINT
 from entrim.pipeline import Sparsified
 
 _WHAT = """\
@@ -84,20 +87,15 @@ def _add_options(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Train, save, report, sum up."""
-    place = Path(args.out)
+    place, asked = Path(args.out), copy(args)
     _complete(args)
-    with reserved(place, partial(refuse_held, force=args.force, mine=CHECKPOINT)):
+    refuse_idle(asked, args.images)
+    refuse = partial(refuse_held, args=args, force=args.force, mine=CHECKPOINT)
+    with keeping(place, CHECKPOINT, "the state of the training is"), reserved(place, refuse):
+        tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         cut = Sparsified.load(model, args.folder)
-        images = read_pictures(args, model)
-        better = distill(
-            cut,
-            images,
-            checkpoint=place / CHECKPOINT,
-            on_step=Progress(),
-            teacher=_teacher(args),
-            **options(args),
-        )
+        better = _taught(args, cut, read_pictures(args, model), place)
         better.save(place)
         page = reported(place, args)
         (place / CHECKPOINT).unlink(missing_ok=True)
@@ -107,6 +105,24 @@ def run(args: Namespace) -> int:
         done = f"{better.record.distilled}"
         tell("\n\n".join((sizes(better.record), done, f"saved in {place}, report {page}")))
     return 0
+
+
+def _taught(args: Namespace, cut: Sparsified, images: Tensor, place: Path) -> Sparsified:
+    """Train, going on from the checkpoint in `place`; that of another run goes only if forced."""
+    file = place / CHECKPOINT
+    asked = {"teacher": _teacher(args), **options(args)}
+    train = partial(distill, cut, images, checkpoint=file, on_step=Progress(), **asked)
+    try:
+        return train()
+    except CheckpointError as error:
+        if not args.force:
+            why = str(error).rpartition(": ")[0]
+            raise CommandError(
+                f"{why}: give the command that it belongs to, name another folder with --out, or "
+                "pass --force to discard it"
+            ) from error
+    file.unlink()
+    return train()
 
 
 def options(args: Namespace) -> dict[str, Any]:
@@ -119,7 +135,7 @@ def options(args: Namespace) -> dict[str, Any]:
 
 def _complete(args: Namespace) -> None:
     """Fill in what was not given from what is noted in the folder."""
-    read_manifest(args.folder)  # a folder without a run has nothing to tell
+    demand_run(args.folder)
     noted = read_source(Path(args.folder))
     taken = [name for name in ("model", "weights") if getattr(args, name) is None]
     if args.model is not None:

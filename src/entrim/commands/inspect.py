@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from entrim.commands.amounts import sizes
 from entrim.commands.models import add_model, read_model
-from entrim.commands.showing import tell, tell_json
+from entrim.commands.showing import columns_of, tell, tell_json, tell_reading
 from entrim.errors import CommandError
 from entrim.graph import ChannelGraph
 from entrim.network import trace
@@ -40,6 +40,8 @@ class Entry:
     """The group that its channels belong to."""
     channels: int = 0
     """Those that can be cut."""
+    follows: tuple[tuple[int, str], ...] = ()
+    """How many it passes on without making them, as a depthwise layer does, and of which group."""
     frozen: tuple[tuple[int, str], ...] = ()
     """How many had to stay, and why."""
 
@@ -62,6 +64,7 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Print the tree."""
+    tell_reading(args.model, None)
     model = read_model(args.model, args.weights)
     example = torch.randn(2, *args.shape, generator=torch.Generator().manual_seed(0))
     macs = _macs(model, example)
@@ -80,6 +83,7 @@ def run(args: Namespace) -> int:
 def entries(model: nn.Module, graph: ChannelGraph, macs: Mapping[str, int]) -> Iterator[Entry]:
     """Yield every module that has parameters, from the outside in."""
     made = {layer: group for group in graph.groups for layer in group.layers}
+    passed, operations = _passed(graph), _operations(model)
     for name, module in model.named_modules():
         params = sum(parameter.numel() for parameter in module.parameters())
         if not params:
@@ -87,25 +91,58 @@ def entries(model: nn.Module, graph: ChannelGraph, macs: Mapping[str, int]) -> I
         group = made.get(name)
         yield Entry(
             name=name,
-            kind=type(module).__name__,
+            kind=type(module).__name__ if operations is None else operations.get(name, ""),
             depth=name.count(".") + 1 if name else 0,
             params=params,
             macs=macs.get(name, 0),
             leaf=not any(True for child in module.children() for _ in child.parameters()),
             group=None if group is None else group.name,
             channels=0 if group is None else group.channels,
+            follows=() if group is not None else tuple(passed.get(name, ())),
             frozen=tuple((f.channels, f.reason) for f in graph.frozen if f.layer == name),
         )
+
+
+def _passed(graph: ChannelGraph) -> dict[str, list[tuple[int, str]]]:
+    """Return, for layers that pass channels on one by one, how many are of which group."""
+    read = {(site.weight, site.dim) for site in graph.sites}
+    found: dict[str, list[tuple[int, str]]] = {}
+    for group in graph.groups:
+        for member in group.members:
+            owner, _, leaf = member.tensor.rpartition(".")
+            matrix = leaf == "weight" and len(graph.shapes[member.tensor]) > 1
+            if matrix and (member.tensor, member.dim) not in read:
+                count = sum(map(len, member.positions))
+                found.setdefault(owner, []).append((count, group.name))
+    return found
+
+
+def _operations(model: nn.Module) -> dict[str, str] | None:
+    """Return what an exported program does with the tensors of each of its modules.
+
+    Their classes are lost; None of any other network, whose modules tell their own.
+    """
+    if not isinstance(model, fx.GraphModule):
+        return None
+    found = {"": "program"}
+    for node in model.graph.nodes:
+        operation = getattr(getattr(node.target, "_schema", None), "name", "")
+        for source in node.all_input_nodes if operation else ():
+            if source.op == "get_attr":
+                owner = str(source.target).rpartition(".")[0]
+                found.setdefault(owner, operation.rpartition("::")[2])
+    return found
 
 
 def tree(found: Sequence[Entry]) -> str:
     """Return the modules as a tree, with figures to the right."""
     whole = found[0]
     stems = [_stem(found, k) for k in range(len(found))]
-    wide = max(len(stem) for stem in stems)
-    head = f"{'':<{wide}}  {'parameters':>16}  {'MACs':>16}  channels"
+    wide = max(columns_of(stem) for stem in stems)
+    head = f"{' ' * wide}  {'parameters':>16}  {'MACs':>16}  channels"
     lines = [
-        f"{stem:<{wide}}  {_part(e.params, whole.params)}  {_part(e.macs, whole.macs)}  {_fate(e)}"
+        f"{stem}{' ' * (wide - columns_of(stem))}  {_part(e.params, whole.params)}  "
+        f"{_part(e.macs, whole.macs)}  {_fate(e)}"
         for stem, e in zip(stems, found, strict=True)
     ]
     return "\n".join(line.rstrip() for line in (head, *lines))
@@ -123,7 +160,7 @@ def _stem(found: Sequence[Entry], place: int) -> str:
         branches += (
             ("├─ " if goes_on else "└─ ") if depth == entry.depth else "│  " * goes_on or "   "
         )
-    return f"{branches}{entry.name.rpartition('.')[2]} {entry.kind}"
+    return f"{branches}{entry.name.rpartition('.')[2]} {entry.kind}".rstrip()
 
 
 def _part(value: int, whole: int) -> str:
@@ -135,6 +172,7 @@ def _fate(entry: Entry) -> str:
     if entry.group is not None:
         shared = "" if entry.group == entry.name else f" together with {entry.group}"
         said.append(f"{entry.channels} can be cut{shared}")
+    said += [f"{count} go together with {group}" for count, group in entry.follows]
     said += [f"{count} frozen: {reason}" for count, reason in entry.frozen]
     return "; ".join(said)
 
@@ -142,7 +180,9 @@ def _fate(entry: Entry) -> str:
 def _summary(graph: ChannelGraph) -> str:
     free = sum(group.channels for group in graph.groups)
     held = sum(frozen.channels for frozen in graph.frozen)
-    return f"\n{len(graph.groups)} groups with {free:,} channels can be cut, {held:,} are frozen"
+    number = len(graph.groups)
+    groups = f"{number} group{'s' * (number != 1)}"
+    return f"\n{groups} with {free:,} channels can be cut, {held:,} are frozen"
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import entrim
@@ -25,31 +25,36 @@ from entrim.commands import (
     search,
     sparsify,
 )
-from entrim.errors import EntrimError
+from entrim.commands.showing import give_up_stdout, mend_streams
+from entrim.commands.usage import Parser
+from entrim.commands.wording import in_options, sentence_of
+from entrim.errors import CommandError, EntrimError
 
 COMMANDS = (
     demo, inspect, sparsify, search, distill, export, report, compare, reproduce, completion
 )  # fmt: skip
 _EPILOG = """\
-Results go to stdout, progress and warnings to stderr.
 Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
-entrim COMMAND --help shows examples."""
+Results go to stdout, progress and warnings to stderr. entrim COMMAND --help shows examples."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of all commands."""
-    whole = argparse.ArgumentParser(
+    whole = Parser(
         prog="entrim",
         description="Make a pre-trained CNN physically smaller, from a few unlabelled images.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.add_argument("--version", action="version", version=f"entrim {entrim.__version__}")
+    whole.add_argument(
+        "--version",
+        action="version",
+        version=f"entrim {entrim.__version__}",
+        help="print the version and exit",
+    )
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         added = module.add(commands)
-        added.formatter_class = argparse.RawDescriptionHelpFormatter
-        added.set_defaults(run=module.run)
+        added.set_defaults(run=module.run, own=added)
         added.add_argument("--json", action="store_true", help="print the result as JSON")
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return whole
@@ -58,24 +63,54 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    whole = parser()
-    args = whole.parse_args(_negatives(words))
-    args.words, args.parser = words, whole
+    debug, options = "--debug" in words, set[str]()
+    mend_streams()
     try:
-        with warnings.catch_warnings(), _terminable():
-            warnings.showwarning = _told
-            return args.run(args)
+        args = _understood(words)
+        options |= set(args.own._option_string_actions)
+        return _ran(args, options)
     except KeyboardInterrupt as stop:
         kept = str(stop) or "what was saved before is intact"
-        return _failed(f"interrupted: {kept}", args.debug)
+        return _failed(f"interrupted: {kept}", debug)
     except EntrimError as error:
-        return _failed(str(error), args.debug)
+        return _failed(sentence_of(error, options), debug)
     except BrokenPipeError:  # whoever read our output has seen enough
-        sys.stderr.close()
+        give_up_stdout()
         return 1
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _failed(f"{what} (unexpected: run again with --debug to see where)", args.debug)
+        return _failed(f"{what} (unexpected: run again with --debug to see where)", debug)
+
+
+def _understood(words: list[str]) -> argparse.Namespace:
+    """Return what the words ask for; those that ask for nothing are answered with the help."""
+    whole = parser()
+    if not words:
+        whole.print_help(sys.stderr)
+        raise SystemExit(2)
+    args, odd = whole.parse_known_args(_negatives(words))
+    if odd:
+        args.own.error(f"unrecognized arguments: {' '.join(odd)}")
+    args.words, args.parser = words, whole
+    return args
+
+
+def _ran(args: argparse.Namespace, options: Collection[str]) -> int:
+    """Run the command that `args` name; our own warnings are told as sentences."""
+
+    def told(message: Warning | str, category: type[Warning], *_: object) -> None:
+        if category.__module__.startswith("entrim"):  # others are for their developers
+            print(f"entrim: warning: {in_options(str(message), options)}", file=sys.stderr)
+
+    with warnings.catch_warnings(), _terminable():
+        warnings.showwarning = told
+        try:
+            return args.run(args)
+        except SystemExit as stop:
+            raise CommandError(
+                f"code that was run called sys.exit({stop.code!r}): let it return or raise instead "
+                "(--debug shows where)"
+            ) from stop
 
 
 @contextmanager
@@ -96,12 +131,6 @@ def _failed(sentence: str, debug: bool) -> int:
         traceback.print_exc()
     print(f"entrim: {sentence}", file=sys.stderr)
     return 1
-
-
-def _told(message: Warning | str, category: type[Warning], *_: object) -> None:
-    """Show our own warnings as sentences; those of other packages are for their developers."""
-    if category.__module__.startswith("entrim"):
-        print(f"entrim: warning: {message}", file=sys.stderr)
 
 
 def _negatives(words: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from entrim.choose import COUPLINGS
 from entrim.commands import amounts
+from entrim.settings import RIDGE
 
 _VALUES = ("preset", "mode", "coupling", "batchnorm", "round_to", "ridge", "positions")
 _VALUES += ("memory_limit",)
@@ -14,16 +15,38 @@ def add_method(group: Any) -> None:
     """Add the options to a group of arguments."""
     group.add_argument("--layers", action="append", metavar="PATTERN", help="look at these only")
     group.add_argument("--skip", action="append", default=[], metavar="PATTERN", help="leave alone")
-    group.add_argument("--preset", choices=("paper",))
-    group.add_argument("--mode", choices=("sequential", "independent"))
+    group.add_argument("--preset", choices=("paper",), help="the method as it was published")
+    group.add_argument(
+        "--mode",
+        choices=("sequential", "independent"),
+        help="rebuild layers in order, each on what it will see (sequential), or each alone",
+    )
     group.add_argument("--no-refit", action="store_true", help="keep the weights of the choice")
     group.add_argument("--no-correct", action="store_true", help="let skip paths drift")
-    group.add_argument("--coupling", choices=COUPLINGS)
-    group.add_argument("--batchnorm", choices=("keep", "reestimate"))
+    group.add_argument(
+        "--coupling",
+        choices=COUPLINGS,
+        help="channels that several layers read: chosen for all at once (joint), or by the layer "
+        "that needs them most",
+    )
+    group.add_argument(
+        "--batchnorm",
+        choices=("keep", "reestimate"),
+        help="behind a cut: keep the statistics (keep), or take those of the images",
+    )
     group.add_argument("--round-to", type=int, metavar="8", help="widths are multiples of this")
-    group.add_argument("--ridge", type=float)
+    group.add_argument(
+        "--ridge",
+        type=float,
+        help=f"how strongly a refit is pulled to the old weights ({RIDGE:g}); more for few images",
+    )
     group.add_argument("--positions", type=int, help="look at so many positions of each image")
-    group.add_argument("--memory-limit", type=amounts.size, metavar="4GB")
+    group.add_argument(
+        "--memory-limit",
+        type=amounts.size,
+        metavar="4GB",
+        help="that second moments or activations may take (4GiB); activations beyond wait on disk",
+    )
     group.add_argument("--seed", type=int, default=0, help="of whatever is random (0)")
 
 

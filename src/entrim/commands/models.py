@@ -4,8 +4,9 @@ import importlib
 import importlib.util
 import pickle
 import sys
+import tempfile
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from entrim.commands.programs import read_program
 from entrim.errors import CommandError
 
+_BEGINNINGS = (b"PK\x03\x04", b"\x80")
+"""Of what torch.save writes: an archive, in former times a pickle."""
 MODEL = "package.module:factory or path.py:factory, which returns the network, or a .pt2 program"
 
 
@@ -35,6 +38,7 @@ def add_model(parser: ArgumentParser) -> None:
 
 def read_model(where: str, weights: str | None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
+    _demand_scratch()
     if where.endswith(".pt2"):
         model = read_program(Path(where))
     else:
@@ -42,6 +46,17 @@ def read_model(where: str, weights: str | None) -> nn.Module:
     if weights is not None:
         _give(model, Path(weights))
     return model.eval()
+
+
+def _demand_scratch() -> None:
+    """Refuse a machine without a folder for temporary files: PyTorch blames the network for it."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise CommandError(
+            "PyTorch needs a folder for temporary files, and none can be written: make room on the "
+            "disk, or name one in TMPDIR"
+        ) from error
 
 
 def read_object(where: str, what: str, kind: str) -> Any:
@@ -55,7 +70,7 @@ def read_object(where: str, what: str, kind: str) -> Any:
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         raise CommandError(
-            f"{module_name} has no {name!r}: name one of {', '.join(sorted(known)[:12])}"
+            f"{module_name} has no {name!r}: name one of {_some(sorted(known), most=12)}"
         )
     return getattr(module, name)
 
@@ -74,7 +89,7 @@ def _module(name: str) -> ModuleType:
                 f"there is no module {error.name!r}: install it, or run where it lies"
             ) from error
         raise CommandError(f"importing {name} failed ({error}): install what it needs") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(f"importing {name}", error) from error
 
 
@@ -91,7 +106,7 @@ def _from_file(file: Path) -> ModuleType:
     sys.modules.setdefault(file.stem, module)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(f"importing {file}", error) from error
     return module
 
@@ -103,7 +118,7 @@ def _made(factory: Any, where: str) -> nn.Module:
         raise CommandError(f"{where} is a {type(factory).__name__}: name a function or a class")
     try:
         model = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _raised(f"{where}()", error) from error
     if not isinstance(model, nn.Module):
         raise CommandError(
@@ -112,7 +127,7 @@ def _made(factory: Any, where: str) -> nn.Module:
     return model
 
 
-def _raised(what: str, error: Exception) -> CommandError:
+def _raised(what: str, error: BaseException) -> CommandError:
     said = (str(error).splitlines() or [""])[0]
     return CommandError(
         f"{what} raised {type(error).__name__}: {said} (mend it there; --debug shows where)"
@@ -122,16 +137,21 @@ def _raised(what: str, error: Exception) -> CommandError:
 def read_tensors(file: Path, what: str) -> Any:
     """Return what a .pt file holds, if that is tensors and plain values; no code of it is run."""
     try:
+        with file.open("rb") as stream:
+            if not stream.read(4).startswith(_BEGINNINGS):
+                raise CommandError(f"{file} was not written by torch.save: save {what}")
         return torch.load(file, map_location="cpu", weights_only=True)
+    except CommandError:
+        raise
     except pickle.UnpicklingError as error:
         raise CommandError(
             f"{file} is refused, because reading it could run code (nothing was run): save "
             f"{what} again, as tensors only"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # whatever torch.load meets in a damaged file
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise CommandError(
-            f"{file} cannot be read ({str(error).splitlines()[0]}): hand over {what} saved by "
-            "torch.save"
+            f"{file} cannot be read ({said}): copy it again, or save {what}"
         ) from error
 
 
@@ -144,7 +164,7 @@ def _give(model: nn.Module, file: Path) -> None:
         except (SafetensorError, OSError) as error:
             raise CommandError(f"{file} cannot be read ({error}): copy it again") from error
     else:
-        found = read_tensors(file, "model.state_dict()")
+        found = read_tensors(file, "model.state_dict() as .safetensors or .pt")
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
@@ -164,11 +184,26 @@ def _refuse_misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], fi
     ]
     kinds = {"missing": missing, "not in the network": extra, "of another shape": other}
     odd = [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    if odd and (prefix := _prefix(wanted, found)):
+        raise CommandError(
+            f"{file} does not fit the network, because all its names begin with {prefix!r}: save "
+            f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}"
+        )
     if odd:
         raise CommandError(
             f"{file} does not fit the network; {'; '.join(odd)}: hand over the weights of this "
             "network, or name the factory that they belong to"
         )
+
+
+def _prefix(wanted: Iterable[str], found: Collection[str]) -> str:
+    """Return what stands before the names of the network in all that were found, if anything."""
+    for name in wanted:
+        for other in found:
+            prefix = other.removesuffix(name)
+            if other.endswith(f".{name}") and all(key.startswith(prefix) for key in found):
+                return prefix
+    return ""
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

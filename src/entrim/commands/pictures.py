@@ -2,6 +2,7 @@
 
 import zipfile
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,20 @@ from torch import Tensor, nn
 
 from entrim.commands.amounts import numbers, sizes
 from entrim.commands.models import read_tensors
-from entrim.errors import CommandError, MissingExtraError
+from entrim.commands.photos import image_files, read_files
+from entrim.errors import CommandError
 
-_MODES = {1: "L", 3: "RGB"}
+_AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
+"""What the dimensions behind the channels are called, by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The first convolution of a network: its name, the channels and the shape that it reads."""
+
+    name: str = ""
+    channels: int | None = None
+    shape: str = "(N, C, H, W)"
 
 
 def add_images(parser: ArgumentParser, *, required: bool = True, count: int = 500) -> None:
@@ -29,14 +41,19 @@ def add_images(parser: ArgumentParser, *, required: bool = True, count: int = 50
         "--count", type=int, default=count, help=f"at most so many ({count}), spread evenly"
     )
     group.add_argument("--key", help="the entry of an .npz or of a dict in a .pt")
-    group.add_argument("--resize", type=sizes, metavar="H,W", help="resize image files to this")
-    group.add_argument("--channels", type=int, choices=(1, 3), help="grey or colour image files")
+    group.add_argument(
+        "--resize", type=sizes, metavar="H,W", help="resize image files to this, not arrays"
+    )
+    group.add_argument("--channels", type=int, choices=(1, 3), help="image files as grey or colour")
     group.add_argument(
         "--mean", type=numbers, metavar="M,M,M", help="subtracted, channel by channel"
     )
     group.add_argument("--std", type=numbers, metavar="S,S,S", help="then divided by")
     group.add_argument(
-        "--scale", type=float, default=255.0, help="bytes are divided by this before (255)"
+        "--scale",
+        type=float,
+        default=255.0,
+        help="whole numbers are divided by this before (255); 16 bits of an image file count as 8",
     )
 
 
@@ -50,9 +67,9 @@ def read_pictures(args: Namespace, model: nn.Module) -> Tensor:
     elif not path.exists():
         raise CommandError(f"there is no {path}: name a folder of images, or a .npy, .npz or .pt")
     else:
-        images = spread(_array(path, args.key), args.count)
+        images = _floats(spread(_array(path, args.key), args.count), path, args.scale)
     images = _normalised(images, args)
-    _refuse_unreadable(model, images)
+    _refuse_unreadable(model, images, files=path.is_dir())
     return images
 
 
@@ -68,59 +85,27 @@ def spread(images: Any, count: int) -> Any:
     return images[places] if isinstance(images, Tensor) else [images[k] for k in places]
 
 
-def image_files(path: Path) -> list[Path]:
-    """Return the image files in a folder and the folders inside it, in order of their names."""
-    known = _pillow().registered_extensions()
-    try:
-        files = sorted(f for f in path.rglob("*") if f.suffix.lower() in known and f.is_file())
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read ({error}): mend its permissions") from error
-    if not files:
-        raise CommandError(
-            f"{path} holds no image file: name a folder with PNG, JPEG or other files that Pillow "
-            "reads"
-        )
-    return files
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("reading image files", "Pillow", "cli") from error
-    return Image
+def refuse_idle(asked: Namespace, *paths: str | None) -> None:
+    """Refuse options for image files that were given where all images lie in arrays."""
+    named = [Path(path) for path in paths if path is not None]
+    if not named or not all(path.is_file() for path in named):
+        return
+    for name in ("resize", "channels"):
+        if getattr(asked, name) is not None:
+            raise CommandError(
+                f"--{name} is for folders of image files, and {named[0]} holds arrays: leave it "
+                "out, or change the arrays before they are saved"
+            )
 
 
 def _folder(path: Path, args: Namespace, model: nn.Module) -> Tensor:
-    Image = _pillow()
-    files = image_files(path)
-    mode = _MODES.get(args.channels or _reads(model)[1] or 3)
-    if mode is None:
+    channels = args.channels or _reads(model).channels or 3
+    if channels not in (1, 3):
         raise CommandError(
-            f"the network reads {_reads(model)[1]} channels, and image files have 1 or 3: hand "
-            "over a .npy"
+            f"the network reads {channels} channels, and image files have 1 or 3: hand over a .npy"
         )
-    pixels = [_pixels(Image, file, mode, args.resize) for file in spread(files, args.count)]
-    shapes = sorted({array.shape[-2:] for array in pixels})
-    if len(shapes) > 1:
-        raise CommandError(
-            f"the images in {path} have {len(shapes)} sizes, such as {shapes[0]} and {shapes[-1]}: "
-            "pass --resize H,W"
-        )
-    return torch.from_numpy(np.stack(pixels))
-
-
-def _pixels(Image: Any, file: Path, mode: str, resize: tuple[int, ...] | None) -> np.ndarray:
-    try:
-        with Image.open(file) as opened:
-            picture = opened.convert(mode)
-        if resize is not None:
-            high, wide = resize[0], resize[-1]
-            picture = picture.resize((wide, high), Image.Resampling.BILINEAR)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise CommandError(f"{file} cannot be read ({error}): repair or remove it") from error
-    array = np.asarray(picture, np.uint8)
-    return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+    files = spread(image_files(path), args.count)
+    return torch.from_numpy(read_files(path, files, channels == 3, args.resize)) / args.scale
 
 
 def held_in(path: Path) -> Any:
@@ -169,16 +154,26 @@ def entry_of(held: Any, path: Path, key: str | None, option: str) -> Any:
     return held[key]
 
 
-def _normalised(images: Tensor, args: Namespace) -> Tensor:
-    """Return floats; bytes are scaled first."""
-    x = images.float() / args.scale if images.dtype == torch.uint8 else images.float()
+def _floats(images: Tensor, path: Path, scale: float) -> Tensor:
+    """Return floats: whole numbers are scaled, what is true or false is 1 or 0."""
+    if images.is_complex():
+        raise CommandError(
+            f"{path} holds complex numbers: save real ones, such as their real and imaginary parts "
+            "as channels"
+        )
+    real = images.is_floating_point() or images.dtype == torch.bool
+    return images.float() if real else images.float() / scale
+
+
+def _normalised(x: Tensor, args: Namespace) -> Tensor:
+    """Return the images with mean and deviation as told."""
     channels = x.shape[1]
     for name in ("mean", "std"):
         given = getattr(args, name)
         if given is not None and len(given) not in (1, channels):
             raise CommandError(
-                f"--{name} has {len(given)} numbers and the images have {channels} channels: give "
-                "1, or one a channel"
+                f"--{name} has {len(given)} numbers and the images have {channels} channels, their "
+                f"shape is {_shown(x)}: give 1, or one a channel"
             )
     shape = (-1, *(1,) * (x.dim() - 2))
     if args.mean is not None:
@@ -190,28 +185,34 @@ def _normalised(images: Tensor, args: Namespace) -> Tensor:
     return x
 
 
-def _reads(model: nn.Module) -> tuple[str, int | None]:
-    """Return the first convolution, and the channels that it reads."""
+def _reads(model: nn.Module) -> _Reader:
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return name, module.in_channels
-    return "", None
+            axes = _AXES[len(module.kernel_size)]
+            return _Reader(name, module.in_channels, f"(N, {module.in_channels}, {axes})")
+    return _Reader()
+
+
+def _shown(images: Tensor) -> str:
+    return f"(N, {', '.join(map(str, images.shape[1:]))})"
 
 
 @torch.no_grad()
-def _refuse_unreadable(model: nn.Module, images: Tensor) -> None:
+def _refuse_unreadable(model: nn.Module, images: Tensor, *, files: bool) -> None:
     like = next(model.parameters(), images)
     try:
         model(images[:1].to(like.device, like.dtype))
     except Exception as error:
-        shape, (name, channels) = tuple(images.shape[1:]), _reads(model)
-        if channels is not None and channels != images.shape[1]:
+        shape, reader = _shown(images), _reads(model)
+        if reader.channels is not None and reader.channels != images.shape[1]:
             raise CommandError(
-                f"the images have {images.shape[1]} channels and {name} reads {channels}: hand "
-                f"over images of {channels} channels (image files: --channels {channels})"
+                f"the images have {images.shape[1]} channels, their shape is {shape}, and "
+                f"{reader.name} reads {reader.channels}: "
+                + (f"pass --channels {reader.channels}" if files else f"save {reader.shape}")
             ) from error
         said = (str(error).splitlines() or [""])[0]
         raise CommandError(
-            f"the network cannot read images of shape {shape} ({said}): pass --resize, or images "
-            "as it was trained with"
+            f"the network cannot read images of shape {shape} ({said}): "
+            + ("pass --resize H,W" if files else f"save {reader.shape}")
+            + " as it was trained with"
         ) from error

@@ -1,10 +1,14 @@
 """`entrim report`: the HTML page of a run."""
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
+from entrim.commands.runs import demand_run
 from entrim.commands.showing import tell, tell_json
+from entrim.errors import CommandError
 from entrim.report import write
+from entrim.report.page import FILE, is_report
 
 _EXAMPLES = """\
 examples:
@@ -22,14 +26,29 @@ def add(subparsers: Any) -> ArgumentParser:
     )
     parser.add_argument("folder", metavar="DIR", help="the folder of a run")
     parser.add_argument("--out", metavar="FILE", help="where to write (DIR/report.html)")
+    parser.add_argument(
+        "--force", action="store_true", help="replace a file that is no report of entrim"
+    )
     return parser
 
 
 def run(args: Namespace) -> int:
     """Write the page and say where."""
+    demand_run(args.folder)
+    if args.out is not None and not args.force:
+        _refuse_other(Path(args.out), Path(args.folder, FILE))
     file = write(args.folder, args.out)
     if args.json:
         tell_json({"report": str(file)})
     else:
         tell(str(file))
     return 0
+
+
+def _refuse_other(file: Path, own: Path) -> None:
+    """Refuse to replace a file that somebody else wrote; a report may be written anew."""
+    if file.is_file() and file.resolve() != own.resolve() and not is_report(file):
+        raise CommandError(
+            f"{file} is there and no report of entrim: name another file, or pass --force to "
+            "replace it"
+        )

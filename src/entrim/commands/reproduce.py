@@ -29,7 +29,10 @@ def add(subparsers: Any) -> ArgumentParser:
         description="Run a table of the paper again: published, ours, difference.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, *STUDIES, ROBUSTNESS.name])
+    known = [*EXPERIMENTS, *STUDIES, ROBUSTNESS.name]
+    parser.add_argument(
+        "experiment", choices=known, metavar="EXPERIMENT", help=f"one of {', '.join(known)}"
+    )
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
     )
@@ -47,12 +50,20 @@ def add(subparsers: Any) -> ArgumentParser:
         "--no-scratch", action="store_true", help="train no network from new weights"
     )
     parser.add_argument(
-        "--finished", action="store_true", help="run nothing; print what is finished"
+        "--finished", action="store_true", help="run and write nothing; print what is finished"
     )
     parser.add_argument(
-        "--work", type=Path, help="folder of finished stages (default: in the cache)"
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="folder of finished stages (default: in the cache)",
     )
-    parser.add_argument("--record", type=Path, help="file for the JSON record (default: in --work)")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="for the JSON record (default: in --work; with --finished: none)",
+    )
     return parser
 
 
@@ -71,11 +82,18 @@ def run(args: Namespace) -> int:
         print(experiment.plan(options), file=sys.stderr)
         print(f"what is finished in {folder} is not run again", file=sys.stderr)
     report = experiment.run(Work(folder, Progress(), args.finished), options)
-    file = args.record or folder / f"{experiment.name}{'-quick' * args.quick}.json"
+    file = args.record
+    if file is None and not args.finished:
+        file = folder / f"{experiment.name}{'-quick' * args.quick}.json"
+    if file is not None:
+        _record(file, report.to_json())
+    tell(report.to_json() if args.json else report.markdown())
+    return 0
+
+
+def _record(file: Path, content: str) -> None:
     try:
-        atomic.write(file, report.to_json().encode() + b"\n")
+        atomic.write(file, content.encode() + b"\n")
     except OSError as error:
         raise SaveError(f"the record {file} cannot be written ({error}): pass --record") from error
-    tell(report.to_json() if args.json else report.markdown())
     print(f"record: {file}", file=sys.stderr)
-    return 0

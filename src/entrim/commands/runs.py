@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +11,16 @@ from typing import Any
 
 from entrim import atomic
 from entrim.errors import CommandError, LoadError, SaveError
-from entrim.files import CHECKPOINT, is_free, read_manifest
+from entrim.files import CHECKPOINT, MANIFEST, is_free, read_manifest
 from entrim.journal import UNFINISHED
 from entrim.pipeline import Sparsified
 from entrim.report import write
-from entrim.report.story import COMMAND
+from entrim.report.story import COMMAND, command_in
 
 SIGHT = ("resize", "channels", "mean", "std", "scale")
 """How image files become what the network reads."""
+LOGS = "search-*.log"
+"""The notebooks of a search in its folder."""
 _LINES, _NUMBERS = ("model", "weights", "images", "key"), ("channels", "scale")
 
 
@@ -61,7 +63,19 @@ def reserved(place: Path, refuse: Callable[[Path], None]) -> Iterator[None]:
         raise
 
 
-def refuse_held(place: Path, *, force: bool, mine: str) -> None:
+@contextmanager
+def keeping(place: Path, mark: str, what: str) -> Iterator[None]:
+    """Say of an interruption what is kept of the run in `place`, where there is a file `mark`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "nothing was finished yet, and what was saved before is intact"
+        if any(place.glob(mark)):
+            kept = f"{what} kept in {place}, and the same command goes on from there"
+        raise KeyboardInterrupt(kept) from None
+
+
+def refuse_held(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
     """Refuse a folder of something else, of another run unless forced, or of one not finished.
 
     `mine` is what this command leaves of a run that was not finished, and takes up again.
@@ -79,10 +93,51 @@ def refuse_held(place: Path, *, force: bool, mine: str) -> None:
         raise CommandError(
             f"{place} holds something else than a run of entrim: name another folder with --out"
         ) from error
-    if not force:
+    if force:
+        return
+    if _plain_words(command_in(place) or ()) == _plain_words(("entrim", *args.words)):
         raise CommandError(
-            f"{place} holds another run: name another folder, or pass --force to replace it"
+            f"{place} holds the run of this command, and it is finished: pass --force to do it anew"
         )
+    raise CommandError(
+        f"{place} holds another run: name another folder, or pass --force to replace it"
+    )
+
+
+def _plain_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command that decide on its result."""
+    return [word for word in words if word not in ("--json", "--debug", "--force")]
+
+
+def demand_run(folder: str) -> None:
+    """Refuse a folder without a finished run, each kind with its own remedy."""
+    place = Path(folder)
+    if (place / MANIFEST).exists():
+        read_manifest(place)
+        return
+    if not place.exists():
+        raise CommandError(
+            f"there is no folder {place}: name one that sparsify, search, distill or save() wrote"
+        )
+    if not place.is_dir():
+        raise CommandError(f"{place} is a file: name the folder of a run")
+    if any((place / name).exists() for name in (CHECKPOINT, UNFINISHED)):
+        raise CommandError(
+            f"{place} holds a run that was not finished: give the same command again to finish it"
+        )
+    inside = sorted(file.parent for file in place.glob(f"*/{MANIFEST}"))
+    if inside:
+        raise CommandError(
+            f"{place} is no run itself but holds some: name one of them, such as {inside[0]}"
+        )
+    if any(place.glob(LOGS)):
+        raise CommandError(
+            f"{place} holds a search of which no network is saved: give its command again with "
+            "--pick and the number of a trial"
+        )
+    raise CommandError(
+        f"{place} holds no run: name a folder that sparsify, search, distill or save() wrote"
+    )
 
 
 def reported(place: Path, args: Namespace) -> Path:

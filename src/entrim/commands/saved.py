@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from entrim.answers import answer_of, outputs
 from entrim.commands.amounts import sizes
 from entrim.commands.models import MODEL, read_model
-from entrim.commands.pictures import add_images, read_pictures
-from entrim.commands.runs import read_source
+from entrim.commands.pictures import add_images, read_pictures, refuse_idle
+from entrim.commands.runs import demand_run, read_source
 from entrim.commands.scores import read_labels
+from entrim.commands.showing import tell_reading
 from entrim.errors import CommandError
-from entrim.files import load, read_manifest
+from entrim.files import load
 from entrim.report.story import COMMAND
 
 _PICTURES = {"images": None, "count": 500, "key": None, "resize": None, "channels": None}
@@ -56,12 +57,14 @@ def add_saved(parser: ArgumentParser) -> None:
 
 def read_saved(args: Namespace) -> Scene:
     """Return the network with its images, as the arguments or the command of the run have it."""
-    read_manifest(args.folder)  # a folder without a run is refused before any code is run
+    demand_run(args.folder)  # before any code is run
     run = read_source(Path(args.folder))
-    model = _original(args, run)
-    small = load(model, args.folder).eval()
     pictures = Namespace(**{name: _either(args, run, name) for name in _PICTURES})
     source, noted = pictures.images, args.images is None
+    refuse_idle(args, source)
+    tell_reading(args.folder, None if args.shape else source)
+    model = _original(args, run)
+    small = load(model, args.folder).eval()
     if noted and (args.shape or source is None or not Path(source).exists()):
         return Scene(small=small, images=_random(args, small, source), source=None)
     images = read_pictures(pictures, small)

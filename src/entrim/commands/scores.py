@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from entrim.checkpoints import fingerprint
 from entrim.commands.models import read_object
+from entrim.commands.photos import image_files
 from entrim.commands.pictures import (
     entry_of,
     held_in,
-    image_files,
     images_in,
     read_pictures,
     spread,

@@ -9,16 +9,16 @@ from typing import Any
 from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
-from entrim.commands.pictures import add_images, read_pictures
-from entrim.commands.runs import note, plain, reported, reserved
+from entrim.commands.pictures import add_images, read_pictures, refuse_idle
+from entrim.commands.runs import LOGS, keeping, note, plain, reported, reserved
 from entrim.commands.scores import Metric, add_score, read_metric
-from entrim.commands.showing import Progress, sizes, table, tell, tell_json
+from entrim.commands.showing import Progress, sizes, table, tell, tell_json, tell_reading
 from entrim.errors import BadSettingError, CommandError, StorageError
 from entrim.files import alone
 from entrim.pipeline import Sparsified
 from entrim.records import SearchRecord, Trial
 from entrim.report.numbers import percent
-from entrim.searching import Searched, search
+from entrim.searching import Searched, at_work, forget, search
 
 RECORD = "search.json"
 _WHAT = """\
@@ -82,14 +82,18 @@ def _add_options(parser: ArgumentParser) -> None:
         "--prune", type=float, help="end trials whose layers lose so many times more (2)"
     )
     group.add_argument("--no-prune", action="store_true", help="score all trials")
-    group.add_argument("--sampler", choices=("tpe", "random"))
+    group.add_argument(
+        "--sampler", choices=("tpe", "random"), help="how eps are drawn (tpe); random to compare"
+    )
     add_method(parser.add_argument_group("method", "as in entrim.sparsify"))
 
 
 def run(args: Namespace) -> int:
     """Search, print the front, save the network that was asked for."""
     place = Path(args.out)
-    with reserved(place, _refuse_other):
+    refuse_idle(args, args.images, args.test_images)
+    with keeping(place, LOGS, "the trials that ended are"), reserved(place, _refuse_other):
+        tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         metric = read_metric(args, model)
@@ -142,17 +146,19 @@ def picked(found: Searched, pick: int | float) -> Trial:
 def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Metric) -> Searched:
     """Search in the notebook of this metric; one by another metric or of other images is left."""
     file = place / f"search-{metric.identity}.log"
-    if [other for other in place.glob("search-*.log") if other != file]:
+    if not all(forget(other) for other in place.glob(LOGS) if other != file):
         raise CommandError(
             f"{place} holds a search by another metric, or on other labelled images: name another "
             "folder with --out"
         )
     shown = Progress(each=frozenset({"search"}))
     try:
-        return search(model, images, metric.score, storage=file, on_step=shown, **options(args))
+        with at_work(file):
+            return search(model, images, metric.score, storage=file, on_step=shown, **options(args))
     except StorageError as error:
+        why = str(error).rpartition(": ")[0]  # its remedies are those of Python
         raise CommandError(
-            f"{place} cannot hold this search: {error} (here: name another folder with --out)"
+            f"{place} cannot hold this search: {why}: name another folder with --out"
         ) from error
 
 
@@ -167,7 +173,7 @@ def _note(place: Path, record: SearchRecord, metric: Metric) -> None:
 
 def _refuse_other(place: Path) -> None:
     names = [entry.name for entry in place.iterdir()]
-    if names != [".entrim.lock"] and not list(place.glob("search-*.log")):
+    if names != [".entrim.lock"] and not list(place.glob(LOGS)):
         raise CommandError(
             f"{place} holds something else than a search: name another folder with --out"
         )

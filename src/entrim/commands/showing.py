@@ -1,37 +1,87 @@
 """Tables on stdout, progress on stderr."""
 
+import io
 import json
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from entrim.errors import CommandError
 from entrim.records import Record, Step
 from entrim.report.numbers import percent, seconds, short, size, times
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows in columns: the first to the left, the others to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    widths = [max(columns_of(row[k]) for row in rows) for k in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if k else cell.ljust(width)
+            _gap(cell, width) + cell if k else cell + _gap(cell, width)
             for k, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     )
 
 
+def columns_of(text: str) -> int:
+    """Return how many columns a terminal gives to `text`: two to a letter of Chinese, say.
+
+    >>> columns_of("conv"), columns_of("卷积"), columns_of("e\u0301")
+    (4, 4, 1)
+    """
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.combining(letter) > 0 for letter in text)
+
+
+def _gap(text: str, width: int) -> str:
+    return " " * (width - columns_of(text))
+
+
 def tell(text: str) -> None:
-    """Print a result."""
-    print(text)
+    """Print a result; where stdout is closed or full, that is no success."""
+    if sys.stdout is None:  # as Python has it where the descriptor is closed
+        raise _untold("it is closed")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up_stdout()
+        raise _untold(error.strerror) from error
 
 
 def tell_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print a result for machines."""
-    print(json.dumps(data, indent=2))
+    tell(json.dumps(data, indent=2))
+
+
+def _untold(why: str | None) -> CommandError:
+    return CommandError(
+        f"stdout does not take the result ({why}): send it elsewhere; what was saved is intact"
+    )
+
+
+def tell_reading(model: str, images: str | None) -> None:
+    """Say on stderr what is read, since that may take a while."""
+    print(f"reading {model}" + ("" if images is None else f" and {images}"), file=sys.stderr)
+
+
+def mend_streams() -> None:
+    """Let letters that stdout cannot show be replaced, and stderr be something to write to."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 it is open to the end
+
+
+def give_up_stdout() -> None:
+    """Let what is still to be written to stdout go nowhere, so that the end of Python is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sizes(record: Record) -> str:

@@ -16,9 +16,9 @@ from entrim.choose import SELECTORS
 from entrim.commands import amounts
 from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
-from entrim.commands.pictures import add_images, held_in, read_pictures
-from entrim.commands.runs import add_out, noted, plain, refuse_held, reserved
-from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
+from entrim.commands.pictures import add_images, held_in, read_pictures, refuse_idle
+from entrim.commands.runs import add_out, keeping, noted, plain, refuse_held, reserved
+from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
 from entrim.network.form import Origin
@@ -75,13 +75,20 @@ def _add_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--eps-l2", type=float, help="the ridge of the choice, such as 1e-4")
     group.add_argument(
-        "--eps", type=amounts.eps, action="append", default=[], metavar="PATTERN=EPS_W,EPS_L2"
-    )
+        "--eps", type=amounts.eps, action="append", default=[], metavar="PATTERN=EPS_W,EPS_L2",
+        help="both, for some groups; the others are cut by --eps-w and --eps-l2 (-1e-4, 1e-4) all "
+        "the same: name the groups in --layers too to cut only these; may be repeated",
+    )  # fmt: skip
     group.add_argument(
         "--width", type=amounts.width, action="append", default=[], metavar="PATTERN=0.5",
-        help="channels that stay, a number or a share; may be repeated",
+        help="channels that stay, a number or a share; groups that no pattern names stay whole "
+        "unless --eps-w or --eps-l2 is given too; may be repeated",
     )  # fmt: skip
-    group.add_argument("--selector", choices=SELECTORS)
+    group.add_argument(
+        "--selector",
+        choices=SELECTORS,
+        help="how channels are chosen at given widths (entropic), under a budget (greedy)",
+    )
     group.add_argument(
         "--scores", metavar="FILE",
         help="importances of your own: .npz or .pt with one array a group, a number a channel",
@@ -96,10 +103,12 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
+    refuse_idle(args, args.images)
     journal = Journal(folder=place / UNFINISHED, discard=args.force)
     replaces = args.force or journal.through
-    refuse = partial(refuse_held, force=replaces, mine=UNFINISHED)
-    with _resumable(place), reserved(place, refuse):
+    refuse = partial(refuse_held, args=args, force=replaces, mine=UNFINISHED)
+    with _own(place), keeping(place, UNFINISHED, "what is finished is"), reserved(place, refuse):
+        tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
         generator = torch.Generator().manual_seed(args.seed)
@@ -141,16 +150,10 @@ def _scores(file: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _resumable(place: Path) -> Iterator[None]:
-    """Say of an interruption how to go on, and of another unfinished run how to get rid of it."""
+def _own(place: Path) -> Iterator[None]:
+    """Say of the unfinished run of another command how to get rid of it."""
     try:
         yield
-    except KeyboardInterrupt:
-        if not (place / UNFINISHED).is_dir():
-            raise
-        raise KeyboardInterrupt(
-            f"what is finished is kept in {place}, and the same command goes on from there"
-        ) from None
     except OtherRunError as error:
         raise CommandError(
             f"{place} holds an unfinished run of another command, or of other files: repeat that "

@@ -85,7 +85,7 @@ def imagenet_samples(classes: Sequence[int] | None = None) -> Dataset:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("reading JPEG files", "Pillow", "experiments") from error
+        raise MissingExtraError("reading JPEG files", "pillow", "experiments") from error
 
     folder = _asset("data", "imagenet-samples")
     files = sorted(folder.glob("*.jpg"))

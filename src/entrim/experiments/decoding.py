@@ -41,7 +41,7 @@ def sprites(folder: Path, part: str) -> Content:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("reading PNG files", "Pillow", "experiments") from error
+        raise MissingExtraError("reading PNG files", "pillow", "experiments") from error
 
     pixels = []
     for name in _batches(part):

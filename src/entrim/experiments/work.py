@@ -102,7 +102,8 @@ class Work:
     def place(self, name: str, settings: Mapping[str, Any]) -> Path:
         """Return where something of this name and these settings is kept, without a suffix."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.only_finished:
+                self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SaveError(
                 f"{self.folder} cannot be made ({error}): choose another --work folder"

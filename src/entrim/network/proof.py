@@ -1,5 +1,6 @@
 """The proof that a cut is right: two networks must say the same on an example."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,14 +120,20 @@ def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
     return max((_relative(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
 
 
-def demand_numbers(outputs: list[Tensor]) -> None:
-    """Refuse outputs that prove nothing: none at all, or NaN."""
+def demand_numbers(outputs: list[Tensor], model: nn.Module) -> None:
+    """Refuse outputs of `model` that prove nothing: none at all, or NaN."""
     if not outputs:
         raise SurgeryError(
             "the network puts out no tensor that could be compared: return tensors, or lists, "
             "dicts or dataclasses of them"
         )
     if any(bool(torch.isnan(leaf).any()) for leaf in outputs):
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+            if bool(torch.isnan(tensor).any()):
+                raise SurgeryError(
+                    f"the network puts out NaN, because {name} holds NaN: give it weights that are "
+                    "numbers"
+                )
         raise SurgeryError("the network puts out NaN on the example: hand over another example")
 
 

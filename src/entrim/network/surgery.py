@@ -116,7 +116,7 @@ def attempt(model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench) -> 
     """Return `model` cut to `kept`, compared with the original that does not read what goes."""
     small = sliced(model, graph, kept)
     wanted = bench.run(masked(model, graph, kept), _windows(model, graph, kept))
-    demand_numbers(wanted)
+    demand_numbers(wanted, model)
     try:
         return Attempt(small, difference(bench.run(small, _windows(model, graph)), wanted))
     except Exception as error:

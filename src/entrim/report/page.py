@@ -11,6 +11,9 @@ from entrim.report.markup import Markup, joined, tag
 from entrim.report.story import Story, read
 
 FILE = "report.html"
+_TITLE = ", made smaller by entrim"
+_BEGINNING = 4096
+"""The bytes in which the title of a page is."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """A browser loads nothing and runs nothing, whatever a layer is called."""
 _SECTIONS = {
@@ -81,6 +84,15 @@ def write(folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = 
     return target
 
 
+def is_report(file: Path) -> bool:
+    """Whether `file` is a page that `write` wrote."""
+    try:
+        with file.open("rb") as stream:
+            return _TITLE.encode() in stream.read(_BEGINNING)
+    except OSError:
+        return False
+
+
 def _head(story: Story) -> Markup:
     style = files("entrim.report").joinpath("style.css").read_text(encoding="utf-8")
     return tag(
@@ -89,7 +101,7 @@ def _head(story: Story) -> Markup:
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{story.record.model}, made smaller by entrim"),
+        tag("title", f"{story.record.model}{_TITLE}"),
         tag("style", Markup(style)),
     )
 

@@ -71,7 +71,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
     """
     place, manifest = Path(folder), read_manifest(folder)
     tensors = manifest["original"]["tensors"]
-    return Story.of(place, record_in(manifest, place), tensors, _command(place))
+    return Story.of(place, record_in(manifest, place), tensors, command_in(place))
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
@@ -105,7 +105,7 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _command(place: Path) -> tuple[str, ...] | None:
+def command_in(place: Path) -> tuple[str, ...] | None:
     """Return the command that was noted, None where there is no such note or it is not ours."""
     try:
         noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))

@@ -34,7 +34,7 @@ def w_step(point: Point, lowest: float) -> Float[Tensor, " D"]:
     try:
         from scipy.optimize import minimize
     except ImportError as error:
-        raise MissingExtraError('method="reference"', "SciPy", "compare") from error
+        raise MissingExtraError('method="reference"', "scipy", "compare") from error
     H, b = (term.numpy() for term in point.quadratic())
     eps_w = point.objective.eps_w
 

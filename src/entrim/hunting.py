@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from entrim.errors import BadSettingError, EntrimError, SearchError
 from entrim.network.follow import copied
 from entrim.parts import Parts
-from entrim.records import Step, Trial
-from entrim.trying import Choice, Ground, Score, scored
+from entrim.records import Step
+from entrim.scoring import Metric
+from entrim.trials import Trial
+from entrim.trying import Choice, Ground, scored
 
 if TYPE_CHECKING:
     from entrim.studying import Notebook
@@ -92,7 +94,7 @@ class Hunt:
     notebook: "Notebook"
     parts: Parts
     wanted: Wanted
-    score: Score
+    score: Metric
     begun: float
     """When the search was called, by `time.monotonic`."""
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import entrim
 from entrim.errors import BadSettingError, SearchError
-from entrim.records import pareto
+from entrim.records import Score
+from entrim.trials import pareto
 from tests.search.digits import accuracy, plain, searched, trained, usual
 
 
@@ -68,6 +69,8 @@ def test_the_network_of_a_trial_is_made_again_just_as_it_was_scored() -> None:
     assert small.record.after.params / small.record.before.params == best.params
     assert small.record.after.macs / small.record.before.macs == best.macs
     assert accuracy(small.model) == best.score
+    told = Score(name="score", before=found.record.intact, after=accuracy(small.model))
+    assert small.record.score == told
 
 
 def test_the_best_is_looked_for_among_all_trials_and_the_cheapest_named_when_none_fits() -> None:

@@ -25,7 +25,7 @@ from entrim.commands.showing import Progress, sizes, tell, tell_json
 from entrim.distilling import distill
 from entrim.errors import CommandError
 from entrim.files import CHECKPOINT, read_manifest
-from entrim.pipeline import Sparsified
+from entrim.sparsified import Sparsified
 
 _WHAT = """\
 Train a saved run for a short time to say what its original says, and write the better

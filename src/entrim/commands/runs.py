@@ -13,9 +13,9 @@ from entrim import atomic
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.files import CHECKPOINT, is_free, read_manifest
 from entrim.journal import UNFINISHED
-from entrim.pipeline import Sparsified
 from entrim.report import write
 from entrim.report.story import COMMAND
+from entrim.sparsified import Sparsified
 
 SIGHT = ("resize", "channels", "mean", "std", "scale")
 """How image files become what the network reads."""

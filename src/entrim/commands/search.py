@@ -15,10 +15,10 @@ from entrim.commands.scores import Metric, add_score, read_metric
 from entrim.commands.showing import Progress, sizes, table, tell, tell_json
 from entrim.errors import BadSettingError, CommandError, StorageError
 from entrim.files import alone
-from entrim.pipeline import Sparsified
-from entrim.records import SearchRecord, Trial
 from entrim.report.numbers import percent
 from entrim.searching import Searched, search
+from entrim.sparsified import Sparsified
+from entrim.trials import SearchRecord, Trial
 
 RECORD = "search.json"
 _WHAT = """\

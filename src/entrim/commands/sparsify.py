@@ -22,11 +22,12 @@ from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
 from entrim.network.form import Origin
-from entrim.pipeline import Sparsified, sparsify
+from entrim.pipeline import sparsify
 from entrim.records import Record
 from entrim.report import html
 from entrim.report.page import FILE
 from entrim.report.story import COMMAND, Story
+from entrim.sparsified import Sparsified
 
 _EXAMPLES = """\
 examples:

@@ -108,7 +108,7 @@ class Hunt:
         before, since = len(self.notebook.ended()), time.monotonic()
         while draw := self.notebook.begin(self.wanted.trials):
             try:
-                trial = self._tried(draw.number, draw.params, intact)
+                trial = self._tried(_number(draw), draw.params, intact)
             except BaseException:
                 self.notebook.drop(draw.number)
                 raise
@@ -123,7 +123,7 @@ class Hunt:
     def known(self) -> list[Trial]:
         """Return all trials that ended, also those of other processes."""
         return [
-            Trial(number=draw.number, eps=self._eps(draw.params), **draw.user_attrs["trial"])
+            Trial(number=_number(draw), eps=self._eps(draw.params), **draw.user_attrs["trial"])
             for draw in self.notebook.ended()
         ]
 
@@ -199,6 +199,11 @@ class Hunt:
                 seconds_left=max(0.0, min(pace * (self.wanted.trials - done), self._left())),
             )
         )
+
+
+def _number(draw: Any) -> int:
+    """Return the number of a trial: from 1, as people and progress count; a notebook has 0."""
+    return draw.number + 1
 
 
 def _notes(trial: Trial) -> dict[str, Any]:

@@ -14,6 +14,7 @@ class Trial:
     """One setting that a search tried."""
 
     number: int
+    """From 1 on, in the order in which they began."""
     eps: Mapping[str, tuple[float, float]]
     """(eps_w, eps_l2) by pattern, as `sparsify(eps=...)` takes it."""
     widths: Mapping[str, int]

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import entrim
 from entrim.commands import amounts, report
 from entrim.commands.main import main
-from entrim.commands.showing import Progress, table
+from entrim.commands.showing import table
 from entrim.files import read_manifest
-from entrim.records import Step
 from entrim.report import read
 from tests.commands.conftest import Command, Ended, taught
 
@@ -188,35 +187,6 @@ def test_an_interruption_and_a_surprise_are_one_sentence(
         monkeypatch.setattr(report, "run", act)
         assert main(["report", "x"]) == 1
         assert capsys.readouterr().err.startswith(f"entrim: {said}")
-
-
-def test_a_terminal_sees_one_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    progress = Progress(stream)
-    for done in (1, 2):
-        progress(Step(stage="choose", name="conv1", done=done, total=2, detail="3 of 8"))
-    lines = stream.getvalue().split("\r")
-    assert "1/2" in lines[1]
-    assert "left" in lines[1]
-    assert lines[2].endswith("conv1  3 of 8\n")
-    assert "left" not in lines[2]
-
-
-@pytest.mark.parametrize(("every", "told"), [(3600.0, ["3"]), (0.0, ["1", "2", "3"])])
-def test_a_log_gets_a_line_now_and_then_and_always_the_last(every: float, told: list[str]) -> None:
-    import io
-
-    stream = io.StringIO()
-    progress = Progress(stream, every=every)
-    for done in (1, 2, 3):
-        progress(Step(stage="train", name="epoch 1", done=done, total=3))
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == told
 
 
 @given(st.integers(1, 100))

@@ -148,17 +148,17 @@ def test_a_distillation_killed_before_every_write_in_turn_ends_with_the_same_bit
     assert command(*words, "unharmed").code == 0
     codes = []
     for count in range(1, 12):
-        codes.append(command(*words, "killed", stop=(signal.SIGKILL, count)).code)
+        codes.append(command(*words, "struck", stop=(signal.SIGKILL, count)).code)
         if codes[-1] != -signal.SIGKILL:
             break
-        if (workshop / "killed" / "entrim.json").exists():  # saved: only its report is missing
-            codes.append(command(*words, "killed", "--force").code)
+        if (workshop / "struck" / "entrim.json").exists():  # saved: only its report is missing
+            codes.append(command(*words, "struck", "--force").code)
             break
     assert len(codes) >= 3
     assert codes[-1] == 0
-    whole, killed = tensors(workshop / "unharmed"), tensors(workshop / "killed")
+    whole, killed = tensors(workshop / "unharmed"), tensors(workshop / "struck")
     assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
-    assert not (workshop / "killed" / CHECKPOINT).exists()
+    assert not (workshop / "struck" / CHECKPOINT).exists()
 
 
 def test_other_options_do_not_go_on_with_a_run(

@@ -21,6 +21,7 @@ from entrim.commands.runs import (
     reported,
     reserved,
 )
+from entrim.commands.scores import add_score, optional_metric, scored
 from entrim.commands.showing import Progress, sizes, tell, tell_json
 from entrim.distilling import distill
 from entrim.errors import CommandError
@@ -55,6 +56,7 @@ def add(subparsers: Any) -> ArgumentParser:
     parser.add_argument("--weights", metavar="FILE", help="its weights, as it was cut with")
     add_images(parser, required=False, count=5000)
     parser.set_defaults(scale=None)
+    add_score(parser, "where there are labels: accuracy before and after; the training needs none")
     add_out(parser)
     _add_options(parser)
     return parser
@@ -90,14 +92,17 @@ def run(args: Namespace) -> int:
         model = read_model(args.model, args.weights)
         cut = Sparsified.load(model, args.folder)
         images = read_pictures(args, model)
-        better = distill(
-            cut,
-            images,
-            checkpoint=place / CHECKPOINT,
-            on_step=Progress(),
-            teacher=_teacher(args),
-            **options(args),
-        )
+        metric = optional_metric(args, model)
+        with Progress() as progress:
+            better = distill(
+                cut,
+                images,
+                checkpoint=place / CHECKPOINT,
+                on_step=progress,
+                teacher=_teacher(args),
+                **options(args),
+            )
+        better = scored(better, metric)
         better.save(place)
         page = reported(place, args)
         (place / CHECKPOINT).unlink(missing_ok=True)

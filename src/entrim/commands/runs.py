@@ -99,6 +99,8 @@ def plain(result: Sparsified, place: Path, page: Path) -> dict[str, Any]:
         "report": str(page),
         "before": asdict(record.before),
         "after": asdict(record.after),
+        "score": None if record.score is None else asdict(record.score),
+        "error": record.error,
         "notes": list(record.notes),
     }
 

@@ -100,7 +100,8 @@ def run(args: Namespace) -> int:
         except BadSettingError:
             _tell(found.record, metric, args.json)
             raise
-        small, folder = found.sparsified(trial, on_step=Progress()), place / f"trial-{trial.number}"
+        folder = place / f"trial-{trial.number}"
+        small = _made(found, trial, metric)
         with alone(place):
             small.save(folder)
             page = reported(folder, args)
@@ -156,6 +157,14 @@ def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Met
         ) from error
 
 
+def _made(found: Searched, trial: Trial, metric: Metric) -> Sparsified:
+    """Return the network of a trial; its record says that the search was tuned by its score."""
+    on = metric.on and f"{metric.on}, which chose it among {len(found.record.trials)} trials"
+    with Progress() as progress:
+        progress.head(f"trial {trial.number}")
+        return found.sparsified(trial, name=metric.name, on=on, on_step=progress)
+
+
 def _note(place: Path, record: SearchRecord, metric: Metric) -> None:
     """Write all trials down, unless another process that ended just before knew of more."""
     file = place / RECORD
@@ -183,8 +192,8 @@ def _tell(
         tell_json(_plain(record, metric, saved))
         return
     tell(
-        f"{len(record.trials)} trials, {record.spared} of them not scored; the original has "
-        f"{metric.name} {record.intact:.4g}\n\n{front(record, metric.name)}"
+        f"{len(record.trials)} trials, {record.spared} of them not scored; {metric.name} of the "
+        f"original: {record.intact:.4g}\n\n{front(record, metric.name)}"
     )
     if saved is not None:
         trial, small, folder, page = saved

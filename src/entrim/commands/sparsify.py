@@ -18,6 +18,7 @@ from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, held_in, read_pictures
 from entrim.commands.runs import add_out, noted, plain, refuse_held, reserved
+from entrim.commands.scores import add_score, optional_metric, scored
 from entrim.commands.showing import Progress, sizes, tell, tell_json, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
@@ -50,6 +51,7 @@ def add(subparsers: Any) -> ArgumentParser:
     )
     add_model(parser)
     add_images(parser)
+    add_score(parser, "where there are labels: accuracy before and after; the cut needs none")
     add_out(parser)
     _add_budget(parser)
     _add_options(parser)
@@ -103,10 +105,12 @@ def run(args: Namespace) -> int:
     with _resumable(place), reserved(place, refuse):
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
+        metric = optional_metric(args, model)
         generator = torch.Generator().manual_seed(args.seed)
         with Progress() as progress:
             watched = {"on_step": progress, "journal": journal, "generator": generator}
             small = sparsify(model, images, **watched, **options(args))
+        small = scored(small, metric)
         page = _saved(small, place, journal, noted(args))
     if args.json:
         tell_json(_plain(small, place, page))

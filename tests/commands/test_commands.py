@@ -144,6 +144,26 @@ def test_runs_stand_side_by_side(command: Command, workshop: Path, ended: Ended)
     assert ["0", "8", "→", kept, "8", "→", kept] in rows
     told = json.loads(command("compare", "half", "--json").out)
     assert told[0]["after"]["params"] == record.after.params
+    assert told[0]["error"] == record.error
+    assert told[0]["commands"] == [list(words) for words in read(workshop / "half").commands]
+
+
+def test_runs_of_one_name_are_told_apart_and_their_scores_have_a_row(
+    command: Command, workshop: Path, ended: Ended
+) -> None:
+    x = torch.from_numpy(np.load(workshop / "x.npy"))
+    small = entrim.sparsify(taught(), x, widths={"*": 0.5})
+    small.scored(lambda _: 87.654).save(workshop / "r1" / "x")
+    small.scored(lambda _: 3.0, "recall").save(workshop / "r2" / "x")
+    done = command("compare", "r1/x", "r2/x", "half")
+    assert done.code == 0, done.err
+    rows = {line.split("  ")[0]: line.split() for line in done.out.splitlines() if line}
+    assert done.out.splitlines()[0].split() == ["r1/x", "r2/x", "half"]
+    assert rows["accuracy, %"][2:] == ["87.65", "→", "87.65", "–", "–"]
+    assert rows["recall"][1:] == ["–", "3", "→", "3", "–"]
+    assert "\nr1/x:\n  small = entrim.sparsify(model, images, widths={'*': 0.5})\n" in done.out
+    assert "\nhalf:\n  entrim sparsify nets.py:small --images x.npy" in done.out
+    assert "accuracy" not in command("compare", "half").out
 
 
 def test_a_report_is_written_where_it_is_wanted(

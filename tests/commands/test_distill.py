@@ -70,10 +70,21 @@ def test_a_distilled_run_is_compared_reported_and_distilled_again(
     assert command("report", "first").code == 0
     page = (workshop / "first" / "report.html").read_text()
     assert "entrim distill cut --epochs 2" in page
-    assert "entrim.distill(small, images, epochs=2, batch=9, shift=0.0)" in page
+    assert "entrim.distill(small, images, epochs=2, batch=9, seed=0, shift=0.0)" in page
     again = command("distill", "first", "--epochs", "1", "--out", "second")
     assert again.code == 0, again.err
     assert read_source(workshop / "second") == read_source(cut)
+    chain = read(workshop / "second").commands
+    assert [words[1:3] for words in chain] == [
+        ("sparsify", "nets.py:small"),
+        ("distill", "cut"),
+        ("distill", "first"),
+    ]
+    page = (workshop / "second" / "report.html").read_text()
+    assert page.index("entrim sparsify nets.py:small") < page.index("entrim distill first")
+    shown = command("compare", "first").out
+    assert "\nfirst:\n  entrim sparsify nets.py:small" in shown
+    assert "\n  entrim distill cut --epochs 2" in shown
 
 
 def test_other_images_keep_the_normalisation_of_the_cut(command: Command, workshop: Path) -> None:

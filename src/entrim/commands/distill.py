@@ -104,7 +104,7 @@ def run(args: Namespace) -> int:
             )
         better = scored(better, metric)
         better.save(place)
-        page = reported(place, args)
+        page = reported(place, args, taken_up=Path(args.folder))
         (place / CHECKPOINT).unlink(missing_ok=True)
     if args.json:
         tell_json(_plain(better, place, page))

@@ -14,7 +14,7 @@ from entrim.errors import CommandError, LoadError, SaveError
 from entrim.files import CHECKPOINT, is_free, read_manifest
 from entrim.journal import UNFINISHED
 from entrim.report import write
-from entrim.report.story import COMMAND
+from entrim.report.story import COMMAND, commands_in
 from entrim.sparsified import Sparsified
 
 SIGHT = ("resize", "channels", "mean", "std", "scale")
@@ -85,9 +85,13 @@ def refuse_held(place: Path, *, force: bool, mine: str) -> None:
         )
 
 
-def reported(place: Path, args: Namespace) -> Path:
-    """Note the command and what it read beside the network, and write the page."""
-    note(place / COMMAND, noted(args))
+def reported(place: Path, args: Namespace, taken_up: Path | None = None) -> Path:
+    """Note the command and what it read beside the network, and write the page.
+
+    The commands of a run that was `taken_up` are noted before this one.
+    """
+    before = () if taken_up is None else commands_in(taken_up)
+    note(place / COMMAND, {**noted(args), "before": before} if before else noted(args))
     return write(place)
 
 

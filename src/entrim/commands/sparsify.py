@@ -171,7 +171,7 @@ def _saved(small: Sparsified, place: Path, journal: Journal, note: Mapping[str, 
     origin = Origin.of(small.model)
     assert origin is not None
     record = Record.from_json(small.record.to_json())
-    story = Story.of(place, record, origin.tensors, note["command"])
+    story = Story.of(place, record, origin.tensors, [note["command"]])
     aside = {
         COMMAND: journal.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
         FILE: journal.set_aside(FILE, html(story).encode()),

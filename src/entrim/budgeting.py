@@ -113,7 +113,7 @@ def climb(
             work = partial(_elimination, asks[group.name], scene, group, grams)
             unit = run.journal.once(_order(group.name), work)
             ladders[group.name] = Ladder.of(group, unit.facts["order"])
-            detail = unit.told("channels ranked, the least needed first")
+            detail = unit.told("channels ranked by need")
             run.tell("choose", group.name, done, len(groups), detail)
         narrow = {name: ladder.kept(ladder.least) for name, ladder in ladders.items()}
         with warnings.catch_warnings():

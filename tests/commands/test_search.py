@@ -69,7 +69,7 @@ def test_the_front_is_that_of_the_function_and_one_network_of_it_is_saved(
     told = story.record.score
     assert told is not None
     assert (told.name, told.before, told.after) == ("accuracy, %", score(taught()), score(loaded))
-    assert told.on == "60 images of x.npy, which chose it among 5 trials"
+    assert told.on == "60 images of x.npy, those that the search went by"
     assert f"trial {best.number}:\ntrace: " in done.err
     assert story.command is not None
     assert story.command[:3] == ("entrim", "search", "nets.py:small")

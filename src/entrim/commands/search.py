@@ -158,8 +158,8 @@ def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Met
 
 
 def _made(found: Searched, trial: Trial, metric: Metric) -> Sparsified:
-    """Return the network of a trial; its record says that the search was tuned by its score."""
-    on = metric.on and f"{metric.on}, which chose it among {len(found.record.trials)} trials"
+    """Return the network of a trial; its record says that its score was what was searched by."""
+    on = metric.on and f"{metric.on}, those that the search went by"
     with Progress() as progress:
         progress.head(f"trial {trial.number}")
         return found.sparsified(trial, name=metric.name, on=on, on_step=progress)

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from torch import nn
 
 from entrim.errors import BadSettingError
 
 if TYPE_CHECKING:
-    Metric = Callable[[nn.Module], float]
+    Metric = Callable[[nn.Module], SupportsFloat]
 else:
     Metric = object  # so that what cannot be called is refused by us, with the remedy
 

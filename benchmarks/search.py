@@ -17,7 +17,7 @@ import entrim
 from benchmarks.ledger import Ledger
 from benchmarks.record import table, verdict, write
 from entrim.commands.demo import accuracy, network, train
-from entrim.records import pareto
+from entrim.trials import pareto
 
 SEEDS = range(4)
 TRIALS = 50

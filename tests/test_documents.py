@@ -168,6 +168,30 @@ def test_a_site_that_loads_from_another_host_is_refused(
     assert (f"index.html loads {address}" in run.stderr) == bool(code)
 
 
+@pytest.mark.parametrize(
+    ("link", "code"),
+    [
+        ("other.html#here", 0),
+        ("other.html#caf%C3%A9", 0),
+        ("#top", 0),
+        ("https://example.org/#nowhere", 0),
+        ("other.html#nowhere", 1),
+        ("#nowhere", 1),
+        ("gone.html", 1),
+    ],
+)
+def test_a_site_with_a_link_that_leads_nowhere_is_refused(
+    link: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "index.html").write_text(f'<h1 id="top">A</h1><a href="{link}">there</a>')
+    (tmp_path / "other.html").write_text('<p id="here">B</p><a name="café">C</a>')
+    run = subprocess.run(
+        [sys.executable, ROOT / "docs/site/offline.py", tmp_path], capture_output=True, text=True
+    )
+    assert run.returncode == code
+    assert (f"index.html leads to {link}, which is not there" in run.stderr) == bool(code)
+
+
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(module, name) for name in module.__all__}
     return {n: f for n, f in found.items() if callable(f) and not isinstance(f, type)}

@@ -66,6 +66,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
+    "backlinks",
     "docstrings",
     "mathml",
 ]

@@ -1,8 +1,9 @@
-"""Refuse a built site that would load anything from another host while it is read.
+"""Refuse a built site that would load from another host while it is read, or has dead links.
 
     python docs/site/offline.py build/site
 
-Links to follow may lead anywhere; scripts, styles, fonts and pictures must lie in the folder.
+Scripts, styles, fonts and pictures must lie in the folder. Links to follow may lead to other
+hosts; those inside the site must lead to a file, and to an anchor that is there.
 """
 
 import re
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 LOADING = {"src", "srcset", "data", "poster", "background"}
 _LINKS = {"stylesheet", "preload", "modulepreload", "prefetch", "preconnect", "icon", "manifest"}
@@ -21,15 +23,21 @@ _SCRIPT = re.compile(
 
 
 class Page(HTMLParser):
-    """What a page loads from elsewhere."""
+    """What a page loads from elsewhere, where its links lead, and what can be linked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.links: list[str] = []
+        self.anchors = {""}
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Look at what this tag would load."""
+        """Look at what this tag would load, and at where it leads."""
         given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
         loads = [value for name, value in given.items() if name in LOADING]
         if tag == "link" and _LINKS & set(given.get("rel", "").split()):
             loads.append(given.get("href", ""))
@@ -44,10 +52,8 @@ def loaded_by(file: Path) -> list[str]:
         return _STYLE.findall(text)
     if file.suffix == ".js":
         return _SCRIPT.findall(text)
-    page = Page()
-    page.feed(text)
     inside = re.findall(r"<(?:style|script)\b[^>]*>(.*?)</(?:style|script)>", text, re.DOTALL)
-    return page.found + [
+    return Page(text).found + [
         url for part in inside for url in _STYLE.findall(part) + _SCRIPT.findall(part)
     ]
 
@@ -60,10 +66,26 @@ def outside(folder: Path) -> Iterator[str]:
                 yield f"{file.relative_to(folder)} loads {address}"
 
 
+def dead(folder: Path) -> Iterator[str]:
+    """Yield every page of the site with its links inside the site that lead nowhere."""
+    files = sorted(folder.resolve().rglob("*.html"))
+    pages = {file: Page(file.read_text(encoding="utf-8")) for file in files}
+    for file, page in pages.items():
+        for link in page.links:
+            there = urlsplit(link)
+            if there.scheme or there.netloc:
+                continue
+            target = (file.parent / unquote(there.path)).resolve() if there.path else file
+            held = pages[target].anchors if target in pages else {unquote(there.fragment)}
+            if not target.exists() or unquote(there.fragment) not in held:
+                yield f"{file.relative_to(folder.resolve())} leads to {link}, which is not there"
+
+
 if __name__ == "__main__":
     site = Path(sys.argv[1])
     if not (site / "index.html").is_file():
         sys.exit(f"{site} holds no site: build it with make docs")
-    wrong = list(outside(site))
-    print("\n".join(wrong) or f"{site} loads nothing from outside", file=sys.stderr)
+    wrong = [*outside(site), *dead(site)]
+    good = f"{site} loads nothing from outside, and no link in it is dead"
+    print("\n".join(wrong) or good, file=sys.stderr)
     sys.exit(bool(wrong))

@@ -9,9 +9,9 @@ from entrim.files import load, save
 from entrim.graph import ChannelGraph
 from entrim.moments import Moments
 from entrim.network import Latency, Measurement, apply_plan, measure, trace
-from entrim.pipeline import Sparsified, sparsify
+from entrim.pipeline import sparsify
 from entrim.plan import Plan
-from entrim.records import Record, SearchRecord, Step, Trial
+from entrim.records import Record, Step
 from entrim.searching import Searched, search
 from entrim.solver import (
     JointSolution,
@@ -25,6 +25,8 @@ from entrim.solver import (
     solve_for,
     solve_path,
 )
+from entrim.sparsified import Sparsified
+from entrim.trials import SearchRecord, Trial
 
 __version__ = version("entrim")
 __all__ = [

@@ -16,7 +16,7 @@ from entrim.network.cost import Costs
 from entrim.network.follow import Example
 from entrim.network.sensing import Sensor
 from entrim.network.shelf import Shelf
-from entrim.picking import Trials, pick
+from entrim.picking import Picked, Trials, pick
 from entrim.plan import Plan
 from entrim.rebuilding import rebuilt_tensors
 from entrim.run import Run
@@ -70,9 +70,7 @@ class Allocation:
     chosen: Mapping[str, Chosen]
     asks: Mapping[str, Ask]
     """What would lead to the same widths again."""
-    at: Stop
-    way: Sequence[Stop]
-    """From the whole network to the narrowest."""
+    picked: Picked
 
 
 def decide_within(
@@ -83,11 +81,11 @@ def decide_within(
     sensor, market = sense(run, scene, ladders, grams, example)
     with run.stage("allocate"):
         trials = _Tried(run, scene, asks, ladders, grams, sensor, example)
-        way, at, why = pick(market, run.settings.budget, trials, sensor.silence())
-        chosen = trials.chosen(at, why)
-    _tell(run, market, at, why)
-    settled = {name: replace(asks[name], width=at.widths[name]) for name in chosen}
-    return Allocation(chosen, settled, at, way)
+        picked = pick(market, run.settings.budget, trials, sensor.silence())
+        chosen = trials.chosen(picked.at, picked.why)
+    _tell(run, market, picked.at, picked.why)
+    settled = {name: replace(asks[name], width=picked.at.widths[name]) for name in chosen}
+    return Allocation(chosen, settled, picked)
 
 
 def _tell(run: Run, market: Market, at: Stop, why: str) -> None:
@@ -115,7 +113,7 @@ def climb(
             work = partial(_elimination, asks[group.name], scene, group, grams)
             unit = run.journal.once(_order(group.name), work)
             ladders[group.name] = Ladder.of(group, unit.facts["order"])
-            detail = unit.told("the order of its channels")
+            detail = unit.told("channels ranked by need")
             run.tell("choose", group.name, done, len(groups), detail)
         narrow = {name: ladder.kept(ladder.least) for name, ladder in ladders.items()}
         with warnings.catch_warnings():
@@ -135,7 +133,7 @@ def sense(
     run: Run, scene: Scene, ladders: Mapping[str, Ladder], grams: Shelf, example: Example
 ) -> tuple[Sensor, Market]:
     """Return what each width of each group does to the outputs, and what it costs."""
-    batches = max(1, round(len(scene.task.batches) * SENSED / run.images.count))
+    batches = sensed(run, scene)
     some = replace(
         scene.task, programs=scene.task.programs[:batches], batches=scene.task.batches[:batches]
     )
@@ -153,6 +151,12 @@ def sense(
             detail = unit.told(f"divergence up to {moved[0]:.2g}")
             run.tell("sense", name, len(damages), len(ladders), detail)
     return sensor, replace(market, damages={name: damages[name] for name in ladders})
+
+
+def sensed(run: Run, scene: Scene) -> int:
+    """Return how many batches tell what a cut does to the outputs."""
+    batches = len(scene.task.batches)
+    return min(batches, max(1, round(batches * SENSED / run.images.count)))
 
 
 def _sensed(

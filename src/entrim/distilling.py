@@ -16,10 +16,10 @@ from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
 from entrim.images import Calibration, Images, read_images
 from entrim.matching import task_of
 from entrim.network.form import values_of
-from entrim.pipeline import Sparsified
 from entrim.plan import Plan
 from entrim.recipes import Recipe, Trained
-from entrim.records import Distilled, Step
+from entrim.records import Distilled, Step, now
+from entrim.sparsified import Sparsified
 from entrim.training import train
 
 
@@ -48,7 +48,8 @@ def distill(
     out one matrix of several columns, otherwise the squared error relative to the variance of the
     original's outputs. Part of the images is held out; what is returned is the state with the least
     loss on them, and the start is one of the candidates. All weights learn; BatchNorm keeps its
-    statistics and dropout rests.
+    statistics and dropout rests. A score in the record, and the error of the outputs, are those of
+    the network before: they are dropped, see `Sparsified.scored`.
 
     - `epochs`, `learning_rate`, `batch`: how long, how fast (falling to 0 as a cosine), how many
       images a step. A loss that becomes NaN ends the run with a `DivergedWarning`: lower the rate.
@@ -165,10 +166,19 @@ def _handed_out(
         best=trained.best,
         ending=trained.ending,
         seconds=trained.seconds,
+        date=now(),
     )
+    was = result.record
     return replace(
         result,
         model=trained.model,
         plan=Plan(result.plan.kept, weights),
-        record=replace(result.record, distilled=done, notes=notes),
+        record=replace(
+            was,
+            distilled=done,
+            earlier=(*was.earlier, *([was.distilled] if was.distilled else [])),
+            notes=notes,
+            score=None,  # that of the network before
+            error=None,
+        ),
     )

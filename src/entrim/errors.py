@@ -133,5 +133,9 @@ class RolledBackWarning(UserWarning):
     """A group was left at its full width, because the network's own code cannot follow its cut."""
 
 
+class LatencyWarning(UserWarning):
+    """The finished network was measured above the latency that was asked for."""
+
+
 class DivergedWarning(UserWarning):
     """A training ended in NaN or infinity; the best state before that is handed out."""

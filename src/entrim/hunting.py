@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from entrim.errors import BadSettingError, EntrimError, SearchError
 from entrim.network.follow import copied
 from entrim.parts import Parts
-from entrim.records import Step, Trial
-from entrim.trying import Choice, Ground, Score, scored
+from entrim.records import Step
+from entrim.scoring import Metric
+from entrim.trials import Trial
+from entrim.trying import Choice, Ground, scored
 
 if TYPE_CHECKING:
     from entrim.studying import Notebook
@@ -92,7 +94,7 @@ class Hunt:
     notebook: "Notebook"
     parts: Parts
     wanted: Wanted
-    score: Score
+    score: Metric
     begun: float
     """When the search was called, by `time.monotonic`."""
 
@@ -106,7 +108,7 @@ class Hunt:
         before, since = len(self.notebook.ended()), time.monotonic()
         while draw := self.notebook.begin(self.wanted.trials):
             try:
-                trial = self._tried(draw.number, draw.params, intact)
+                trial = self._tried(_number(draw), draw.params, intact)
             except BaseException:
                 self.notebook.drop(draw.number)
                 raise
@@ -121,7 +123,7 @@ class Hunt:
     def known(self) -> list[Trial]:
         """Return all trials that ended, also those of other processes."""
         return [
-            Trial(number=draw.number, eps=self._eps(draw.params), **draw.user_attrs["trial"])
+            Trial(number=_number(draw), eps=self._eps(draw.params), **draw.user_attrs["trial"])
             for draw in self.notebook.ended()
         ]
 
@@ -197,6 +199,11 @@ class Hunt:
                 seconds_left=max(0.0, min(pace * (self.wanted.trials - done), self._left())),
             )
         )
+
+
+def _number(draw: Any) -> int:
+    """Return the number of a trial: from 1, as people and progress count; a notebook has 0."""
+    return draw.number + 1
 
 
 def _notes(trial: Trial) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Which stop on the way down to take: where sizes, time and error allow it, or at the knee."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from entrim.allocate import Market, Stop, over
@@ -26,25 +27,33 @@ class Trials(Protocol):
         ...
 
 
-def pick(
-    market: Market, budget: Budget | None, trials: Trials, silence: float
-) -> tuple[list[Stop], Stop, str]:
-    """Return the whole way down, the stop to take, and why that one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """The stop to take, and what is known of it."""
 
-    `silence` is the divergence of outputs that tell nothing.
-    """
+    way: Sequence[Stop]
+    """The whole way down."""
+    at: Stop
+    why: str
+    seconds: float | None = None
+    """The latency measured there, where one was asked for."""
+
+
+def pick(market: Market, budget: Budget | None, trials: Trials, silence: float) -> Picked:
+    """Return the stop to take; `silence` is the divergence of outputs that tell nothing."""
     if budget is None:
         way = market.way_down({}, then=BOTH)
         at = knee(market, way, silence)
-        return way, at, f"at the knee: {_shares(market, at)}"
+        return Picked(way=way, at=at, why=f"at the knee: {_shares(market, at)}")
     limits = budget.limits(market.sizes)
     way = market.way_down(limits, then=BOTH if budget.latency is None else ("macs",))
     first = next(n for n, stop in enumerate(way) if not over(stop.costs, limits))
     at = market.filled(way[first], limits) if limits else way[0]
     whys = [f"at most {limit:,} {SIZES[kind]}" for kind, limit in limits.items()]
-    if budget.latency is not None and (found := trials.seconds(at)) > budget.latency:
-        at, found = _fast_enough(way[first:], budget.latency, trials)
-        whys.append(f"{1e3 * found:.3g} ms of {1e3 * budget.latency:.3g}")
+    seconds = None if budget.latency is None else trials.seconds(at)
+    if budget.latency is not None and seconds is not None and seconds > budget.latency:
+        at, seconds = _fast_enough(way[first:], budget.latency, trials)
+        whys.append(f"{1e3 * seconds:.3g} ms of {1e3 * budget.latency:.3g}")
     if budget.max_error is not None:
         if limits or budget.latency is not None:
             found = trials.error(at)
@@ -53,7 +62,7 @@ def pick(
         else:
             at, found = _good_enough(way, budget.max_error, trials)
         whys.append(f"error {found:.3g} of {budget.max_error:.3g}")
-    return way, at, "; ".join(whys)
+    return Picked(way=way, at=at, why="; ".join(whys), seconds=seconds)
 
 
 def knee(market: Market, way: Sequence[Stop], silence: float) -> Stop:

@@ -1,84 +1,32 @@
 """The order of the stages: trace, collect, choose, rebuild, cut."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from entrim import files
 from entrim.budget import Budget
 from entrim.budgeting import decide_within
 from entrim.checking import check_images
-from entrim.checkpoints import fingerprint
 from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
-from entrim.errors import (
-    BadSettingError,
-    LoadError,
-    TraceError,
-)
+from entrim.errors import BadSettingError, TraceError
 from entrim.images import Images, read_images
 from entrim.journal import Journal
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import Cut, cut, trace
 from entrim.network.follow import Example
-from entrim.network.form import values_of
 from entrim.network.shelf import Shelf
-from entrim.plan import Plan
 from entrim.rebuilding import cut_in, rebuilt
 from entrim.recording import identity, recorded
-from entrim.records import Record, Step
+from entrim.records import Step
 from entrim.run import Run
 from entrim.settings import RIDGE, Patterns, Settings
+from entrim.sparsified import Sparsified
 
 _EXAMPLE = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sparsified:
-    """A smaller network, the plan that made it, and the record of how."""
-
-    model: nn.Module
-    plan: Plan
-    record: Record
-    original: nn.Module
-    """The network that was handed over, untouched."""
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write network, plan and record into `folder`, in one step; `entrim.load` reads it."""
-        files.save(self.model, self.plan, folder, record=self.record.to_json())
-
-    @classmethod
-    def load(cls, model: nn.Module, folder: str | os.PathLike[str]) -> "Sparsified":
-        """Return what `save` wrote into `folder`, so that it can be distilled or saved again.
-
-        `model` is the network before the cut, with the weights that it had then: it becomes
-        `original`, which is what `distill` learns from. The plan that comes back names every tensor
-        of the smaller network. Where only the network is wanted, `entrim.load` takes any weights.
-
-        >>> import tempfile, torch, entrim
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> x, folder = torch.randn(99, 4), tempfile.mkdtemp()
-        >>> entrim.sparsify(net, x, widths={"0": 3}).save(folder)
-        >>> better = entrim.distill(entrim.Sparsified.load(net, folder), x)
-        >>> better.model[0].out_features
-        3
-        """
-        place = Path(folder)
-        small, manifest = files.read(model, place)
-        record = files.record_in(manifest, place)
-        if record.original not in (None, fingerprint(values_of(model).values())):
-            raise LoadError(
-                f"{place} was cut from a {record.model} with other weights: give the network the "
-                "weights that it had then"
-            )
-        plan = Plan.from_json(json.dumps(manifest["plan"]))
-        plan = Plan(plan.kept, {name: t.clone() for name, t in values_of(small).items()})
-        return cls(model=small, plan=plan, record=record, original=model)
 
 
 def sparsify(
@@ -234,8 +182,17 @@ def begin(
         raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     data = read_images(images, like.device, like.dtype)
+    sown = _seed_of(generator) if settings.draws else None
     seed = int(torch.randint(2**62, (), generator=generator)) if settings.draws else None
-    return Run(model, settings, data, seed, on_step or (lambda _: None), journal or Journal())
+    on_step = on_step or (lambda _: None)
+    return Run(model, settings, data, seed, on_step, journal or Journal(), sown=sown)
+
+
+def _seed_of(generator: torch.Generator | None) -> int | None:
+    """Return the seed of a generator that nothing was drawn from yet, by default PyTorch's own."""
+    mine = torch.default_generator if generator is None else generator
+    new = torch.Generator().manual_seed(mine.initial_seed())
+    return mine.initial_seed() if torch.equal(new.get_state(), mine.get_state()) else None
 
 
 def example_of(run: Run, example: Example | None) -> Example:

@@ -35,6 +35,9 @@ def rebuilt(run: Run, scene: Scene, chosen: Mapping[str, Chosen], grams: Shelf) 
     stays = scene.graph.stays(kept)
     journal = run.journal.at(f"rebuilt on {sorted(kept.items())}")
     tensors = rebuilt_tensors(run, scene, chosen, grams, partial(_tell, run, scene), journal)
+    if len(run.fitted) < (total := len(scene.readers)):  # the others see and owe what they did
+        done = f"{len(run.fitted)} of {total} layers solved again"
+        run.tell("rebuild", type(run.model).__name__, total, total, done)
     original = scene.task.tensors
     changed = {name: new for name, new in tensors.items() if new is not original[name]}
     return Plan(kept, {name: part_of(new, stays.get(name, {})) for name, new in changed.items()})

@@ -2,23 +2,28 @@
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from entrim.allocate import Stop
-from entrim.budgeting import Allocation
+from entrim.budgeting import Allocation, sensed
 from entrim.checkpoints import fingerprint
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
+from entrim.errors import LatencyWarning
 from entrim.network import Cut, measure
 from entrim.network.follow import Example
 from entrim.network.form import values_of
-from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
+from entrim.network.sensing import error_of
+from entrim.picking import Picked
+from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff, now
 from entrim.run import Run
 
 _MOST = 99
@@ -36,11 +41,18 @@ def recorded(
     example: Example,
 ) -> Record:
     """Return the record of a finished run."""
+    picked = None if allocation is None else allocation.picked
+    with run.stage("measure"):
+        before, after = _size(run.model, example), _size(done.model, example)
+        error = error_of(done.model, run.model, scene.task.batches[: sensed(run, scene)])
+    told = "outputs compared" if error is None else f"outputs {error:.2%} of their variance apart"
+    run.tell("measure", type(run.model).__name__, 1, 1, told)
+    _check_latency(run, after, picked)
     return Record(
         model=type(run.model).__name__,
         images=run.images.count,
         settings=_decided(run),
-        versions={name: version(name) for name in _VERSIONS},
+        versions=versions(),
         groups=tuple(
             _group_record(scene, name, asks[name], found, overlaps.get(name))
             for name, found in chosen.items()
@@ -50,9 +62,9 @@ def recorded(
             for f in run.fitted
         ),
         frozen=tuple((f.layer, f.channels, f.reason) for f in scene.graph.frozen),
-        tradeoff=() if allocation is None else _tradeoff(allocation),
-        before=_size(run.model, example),
-        after=_size(done.model, example),
+        tradeoff=() if picked is None else _tradeoff(picked),
+        before=before,
+        after=after,
         proof={
             "sliced": done.proof.sliced,
             "final": done.proof.final,
@@ -60,7 +72,38 @@ def recorded(
         },
         seconds=dict(run.seconds),
         notes=tuple(run.notes),
+        error=error,
         original=fingerprint(values_of(run.model).values()),
+        images_checksum=fingerprint(run.images.arguments.values()),
+        seed=run.sown,
+        threads=torch.get_num_threads(),
+        date=now(),
+    )
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of what computes, and of some further packages."""
+    packages = {name: version(name) for name in (*_VERSIONS, "numpy", *more)}
+    return packages | {"Python": platform.python_version()}
+
+
+def _check_latency(run: Run, after: Size, picked: Picked | None) -> None:
+    """Warn where a network that was fast enough when it was chosen no longer is."""
+    budget = run.settings.budget
+    if budget is None or budget.latency is None or after.latency <= budget.latency:
+        return
+    assert picked is not None
+    assert picked.seconds is not None
+    limit, first, last, half = (
+        f"{1e3 * seconds:.3g} ms"
+        for seconds in (budget.latency, picked.seconds, after.latency, after.spread / 2)
+    )
+    noise = after.latency - budget.latency <= after.spread / 2
+    run.warn(
+        f"a latency of {limit} was asked for, and the finished network takes {last}, give or take "
+        f"{half}, which is {'within' if noise else 'beyond'} the noise of that measurement; it "
+        f"took {first} when it was chosen: ask for less, or run where nothing else does",
+        LatencyWarning,
     )
 
 
@@ -125,13 +168,13 @@ def _group_record(
     )
 
 
-def _tradeoff(allocation: Allocation) -> tuple[TradeOff, ...]:
+def _tradeoff(picked: Picked) -> tuple[TradeOff, ...]:
     """Return at most a hundred points of the way down, and the one that was taken."""
-    way = list(allocation.way)
+    way = list(picked.way)
     some = [*way[:: -(-len(way) // _MOST)], way[-1]]
-    points = {tuple(stop.widths.items()): stop for stop in (*some, allocation.at)}
+    points = {tuple(stop.widths.items()): stop for stop in (*some, picked.at)}
     falling = sorted(points.values(), key=lambda stop: (stop.damage, -stop.costs["params"]))
-    return tuple(_point(stop, stop is allocation.at) for stop in falling)
+    return tuple(_point(stop, stop is picked.at) for stop in falling)
 
 
 def _point(stop: Stop, taken: bool) -> TradeOff:

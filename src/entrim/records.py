@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from entrim.errors import LoadError
@@ -94,12 +95,30 @@ class Distilled:
     ending: str
     """The sentence that says why it ended."""
     seconds: float
+    date: str | None = None
+    """When it ended, as `Record.date`."""
 
     def __str__(self) -> str:
         return (
             f"distilled on {self.images} images for {self.epochs} epochs in {self.seconds:.1f} s: "
             f"loss on {self.held_out} others {self.before:.4g} -> {self.after:.4g}; {self.ending}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a metric says of the network before and after: for those who have labels."""
+
+    name: str
+    """What was measured, such as "accuracy, %"."""
+    before: float
+    after: float
+    on: str = ""
+    """On what, such as "5,000 images of test.npz"."""
+
+    def __str__(self) -> str:
+        on = f", on {self.on}" if self.on else ""
+        return f"{self.name}: {self.before:.4g} -> {self.after:.4g}{on}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +144,25 @@ class Record:
     notes: tuple[str, ...]
     """What the user was warned about."""
     distilled: Distilled | None = None
-    """The training that followed, where there was one."""
+    """The training that followed, where there was one; the last of several."""
+    earlier: tuple[Distilled, ...] = ()
+    """The trainings before that, the first one first."""
+    score: Score | None = None
+    """Where somebody had labels: see `Sparsified.scored`."""
+    error: float | None = None
+    """Squared error of the outputs relative to their variance, on images of the run; None after a
+    training and where the network puts out no numbers."""
     original: str | None = None
     """The checksum of all tensors of the network before the cut."""
+    images_checksum: str | None = None
+    """That of the images."""
+    seed: int | None = None
+    """Of a new `torch.Generator` that repeats the run; None where nothing was drawn, or by a
+    generator that had been drawn from before."""
+    threads: int | None = None
+    """How many PyTorch computed on."""
+    date: str | None = None
+    """When the run ended: UTC, to the second, as ISO 8601 writes it."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -160,8 +195,8 @@ class Record:
             for group in self.groups
         ]
         stages = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
-        after = [stages] if self.distilled is None else [stages, str(self.distilled)]
-        return "\n".join([*lines, *after, *(f"note: {note}" for note in self.notes)])
+        lines += [stages, *(str(part) for part in (self.distilled, self.score) if part)]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +204,7 @@ class Step:
     """One step of a run, for whoever shows progress."""
 
     stage: str
-    """trace, resume, collect, choose, sense, allocate, rebuild or cut; search; distill."""
+    """trace, resume, collect, choose, sense, allocate, rebuild, cut or measure; search; distill."""
     name: str
     """What was finished: a batch, a group, a layer, a trial, an epoch."""
     done: int
@@ -183,105 +218,20 @@ class Step:
     """Whether a group of channels is decided, or a layer rebuilt: a line of the result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One setting that a search tried."""
-
-    number: int
-    eps: Mapping[str, tuple[float, float]]
-    """(eps_w, eps_l2) by pattern, as `sparsify(eps=...)` takes it."""
-    widths: Mapping[str, int]
-    """Channels that stay in every group that was chosen in."""
-    params: float
-    """The fraction of the parameters that remains."""
-    macs: float
-    """The fraction of the MACs that remains."""
-    lost: float
-    """What the layers lose by a refit on their kept channels, relative to their variance, summed
-    over the groups: an estimate without labels, made before anything is rebuilt."""
-    score: float | None
-    """None where the trial was pruned or failed."""
-    how: str
-    """The sentence that says how the trial ended."""
-    seconds: float
-    """What rebuilding, cutting and scoring took; 0 where the trial ended before."""
-    digest: str
-    """Alike for trials that lead to the same network."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRecord:
-    """Everything that a search tried, and its Pareto front."""
-
-    model: str
-    images: int
-    cost: str
-    """What was minimised beside the score: params or macs."""
-    intact: float
-    """The score of the network as it was handed over."""
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
-    front: tuple[Trial, ...]
-    """Trials that no other beats in cost and score, the cheapest first."""
-    trials: tuple[Trial, ...]
-    """All that ended, in the order in which they began."""
-    seconds: Mapping[str, float]
-    """By stage, in this process."""
-
-    @property
-    def spared(self) -> int:
-        """The number of trials that ended without being rebuilt and scored."""
-        return sum(trial.seconds == 0 for trial in self.trials)
-
-    @property
-    def saved(self) -> float:
-        """The seconds that this spared, at the mean of those trials that were scored."""
-        took = [trial.seconds for trial in self.trials if trial.seconds]
-        return self.spared * sum(took) / len(took) if took else 0.0
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)})
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.model}: score {self.intact:.4g} intact; {len(self.trials)} trials, "
-            f"{self.spared} of them not scored, which saved about {self.saved:.1f} s"
-        ]
-        lines += [
-            f"  {trial.params:>6.1%} of the parameters, {trial.macs:>6.1%} of the MACs: "
-            f"score {trial.score:.4g} (trial {trial.number})"
-            for trial in self.front
-        ]
-        return "\n".join(lines)
-
-
-def pareto(trials: Sequence[Trial], cost: str) -> tuple[Trial, ...]:
-    """Return the trials that no other beats in `cost` and score, the cheapest first.
-
-    Of trials alike in both the earliest stands for all.
-    """
-    scored = [trial for trial in trials if trial.score is not None]
-    front: list[Trial] = []
-    for trial in sorted(scored, key=lambda t: (getattr(t, cost), -(t.score or 0.0), t.number)):
-        if not front or (trial.score or 0.0) > (front[-1].score or 0.0):
-            front.append(trial)
-    return tuple(front)
+def now() -> str:
+    """Return the time, as records hold it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _record(data: dict[str, Any]) -> Record:
-    parts = {"groups": GroupRecord, "layers": LayerRecord, "tradeoff": TradeOff}
+    many = {"groups": GroupRecord, "layers": LayerRecord, "tradeoff": TradeOff}
+    many |= {"earlier": Distilled} if "earlier" in data else {}  # not in older records
+    made = {name: tuple(kind(**_tuples(d)) for d in data.pop(name)) for name, kind in many.items()}
+    one = {"distilled": Distilled, "score": Score}
+    made |= {name: kind(**data.pop(name)) for name, kind in one.items() if data.get(name)}
     sizes = {name: Size(**data.pop(name)) for name in ("before", "after")}
-    made = {name: tuple(kind(**_tuples(d)) for d in data.pop(name)) for name, kind in parts.items()}
-    distilled = data.pop("distilled", None)
     frozen = tuple((layer, channels, reason) for layer, channels, reason in data.pop("frozen"))
-    return Record(
-        **sizes,
-        **made,
-        frozen=frozen,
-        distilled=None if distilled is None else Distilled(**distilled),
-        **_tuples(data),
-    )
+    return Record(**sizes, **made, frozen=frozen, **_tuples(data))
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

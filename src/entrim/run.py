@@ -31,6 +31,8 @@ class Run:
     """By stage."""
     notes: list[str] = field(default_factory=list)
     fitted: list[Fitted] = field(default_factory=list)
+    sown: int | None = None
+    """The seed of the generator that `seed` was drawn from, where it had not been drawn from."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

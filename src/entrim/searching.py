@@ -5,8 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,15 @@ from entrim.images import Calibration, Images
 from entrim.network.form import kind_of, named
 from entrim.network.shelf import Shelf
 from entrim.parts import Division, Parts, parts_of
-from entrim.pipeline import Sparsified, begin, example_of, look, sparsify
-from entrim.records import SearchRecord, Step, Trial, pareto
+from entrim.pipeline import begin, example_of, look, sparsify
+from entrim.recording import versions
+from entrim.records import Score, Step
 from entrim.run import Run
+from entrim.scoring import Metric, check_metric
 from entrim.settings import Settings
-from entrim.trying import Ground, Score
+from entrim.sparsified import Sparsified
+from entrim.trials import SearchRecord, Trial, pareto
+from entrim.trying import Ground
 
 if TYPE_CHECKING:
     from entrim.studying import Storage
@@ -96,12 +99,20 @@ class Searched:
         return good[0]
 
     def sparsified(
-        self, trial: Trial, *, on_step: Callable[[Step], None] | None = None
+        self,
+        trial: Trial,
+        *,
+        name: str = "score",
+        on: str = "",
+        on_step: Callable[[Step], None] | None = None,
     ) -> Sparsified:
-        """Return the network of `trial` with its plan and record: `sparsify` at its eps."""
+        """Return the network of `trial` with its plan and record: `sparsify` at its eps.
+
+        The record holds the score of the search, under this `name` and as measured `on` that.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         images = self.images.batch(slice(None))
-        return sparsify(
+        small = sparsify(
             self.original,
             images,
             eps=trial.eps,
@@ -109,12 +120,16 @@ class Searched:
             on_step=on_step,
             **dict(self.options),
         )
+        if trial.score is None:
+            return small
+        score = Score(name=name, before=self.record.intact, after=trial.score, on=on)
+        return replace(small, record=replace(small.record, score=score))
 
 
 def search(
     model: nn.Module,
     images: Images,
-    score: Score,
+    score: Metric,
     *,
     patterns: Division = None,
     trials: int = 50,
@@ -184,11 +199,7 @@ def search(
         timeout=timeout,
     )
     begun = time.monotonic()
-    if not callable(score):
-        raise BadSettingError(
-            f"score is a {type(score).__name__}: hand over a function of the network that returns "
-            "a number, the higher the better"
-        )
+    check_metric(score, "score")
     settings = _settings(options)
     kept = _storage(storage)
     generator = torch.Generator().manual_seed(seed)
@@ -210,7 +221,7 @@ def search(
         cost=cost,
         intact=intact,
         settings={**asdict(settings), "parts": parts, **asdict(wanted)},
-        versions={package: version(package) for package in ("entrim", "torch", "optuna")},
+        versions=versions("optuna"),
         front=pareto(tried, cost),
         trials=tuple(tried),
         seconds=dict(run.seconds),

@@ -119,7 +119,9 @@ class Settings:
     @property
     def draws(self) -> bool:
         """Whether anything is random."""
-        return self.positions is not None or self.resamples > 0 or self.selector == "random"
+        return draws_in(
+            {"positions": self.positions, "resamples": self.resamples, "selector": self.selector}
+        )
 
     @property
     def global_eps(self) -> tuple[float, float]:
@@ -201,6 +203,12 @@ class Settings:
             round_to=self.round_to,
             raw=not self.refits,
         )
+
+
+def draws_in(settings: Mapping[str, Any]) -> bool:
+    """Whether anything is random under these settings, also as a record holds them."""
+    drawn = settings.get("positions"), settings.get("resamples")
+    return any(drawn) or settings.get("selector") == "random"
 
 
 def matches(pattern: str, group: Group) -> bool:

@@ -1,17 +1,15 @@
 """One trial of a search: choose from moments that lie ready, look at the price, rebuild, score."""
 
 import hashlib
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from entrim.choose import Chosen
 from entrim.deciding import Scene, choose_in
-from entrim.errors import CalibrationWarning, RolledBackWarning
+from entrim.errors import BadSettingError, CalibrationWarning, RolledBackWarning
 from entrim.graph import Group
 from entrim.moments import Moments
 from entrim.network import measure
@@ -21,13 +19,9 @@ from entrim.network.surgery import sliced
 from entrim.pipeline import build
 from entrim.rebuilding import cut_in
 from entrim.run import Run
+from entrim.scoring import Metric, score_of
 from entrim.settings import Settings
 from entrim.solver import refit
-
-if TYPE_CHECKING:
-    Score = Callable[[nn.Module], float]
-else:
-    Score = object  # so that what cannot be called is refused by us, with the remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,15 +112,14 @@ class Ground:
         return done.model.eval()
 
 
-def scored(score: Score, model: nn.Module) -> tuple[float | None, str]:
+def scored(score: Metric, model: nn.Module) -> tuple[float | None, str]:
     """Return what `score` says of `model`, or None and what went wrong."""
     try:
-        value = float(score(model))
+        return score_of(score, model, "score"), "scored"
+    except BadSettingError as error:
+        return None, f"failed: {error}"
     except Exception as error:  # whatever a user's function may raise
         return None, f"failed: score raised {type(error).__name__}: {error}"
-    if not math.isfinite(value):
-        return None, f"failed: score returned {value}, which is not a finite number"
-    return value, "scored"
 
 
 def _error(moments: Sequence[Moments], kept: Sequence[int]) -> float:

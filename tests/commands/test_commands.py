@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,9 +13,8 @@ from hypothesis import strategies as st
 import entrim
 from entrim.commands import amounts, report
 from entrim.commands.main import main
-from entrim.commands.showing import Progress, table
+from entrim.commands.showing import table
 from entrim.files import read_manifest
-from entrim.records import Step
 from entrim.report import read
 from tests.commands.conftest import Command, Ended, assert_refused, taught
 
@@ -86,6 +86,26 @@ def test_runs_stand_side_by_side(command: Command, workshop: Path, ended: Ended)
     assert ["0", "8", "→", kept, "8", "→", kept] in rows
     told = json.loads(command("compare", "half", "--json").out)
     assert told[0]["after"]["params"] == record.after.params
+    assert told[0]["error"] == record.error
+    assert told[0]["commands"] == [list(words) for words in read(workshop / "half").commands]
+
+
+def test_runs_of_one_name_are_told_apart_and_their_scores_have_a_row(
+    command: Command, workshop: Path, ended: Ended
+) -> None:
+    x = torch.from_numpy(np.load(workshop / "x.npy"))
+    small = entrim.sparsify(taught(), x, widths={"*": 0.5})
+    small.scored(lambda _: 87.654).save(workshop / "r1" / "x")
+    small.scored(lambda _: 3.0, "recall").save(workshop / "r2" / "x")
+    done = command("compare", "r1/x", "r2/x", "half")
+    assert done.code == 0, done.err
+    rows = {line.split("  ")[0]: line.split() for line in done.out.splitlines() if line}
+    assert done.out.splitlines()[0].split() == ["r1/x", "r2/x", "half"]
+    assert rows["accuracy, %"][2:] == ["87.65", "→", "87.65", "–", "–"]
+    assert rows["recall"][1:] == ["–", "3", "→", "3", "–"]
+    assert "\nr1/x:\n  small = entrim.sparsify(model, images, widths={'*': 0.5})\n" in done.out
+    assert "\nhalf:\n  entrim sparsify nets.py:small --images x.npy" in done.out
+    assert "accuracy" not in command("compare", "half").out
 
 
 def test_a_report_is_written_where_it_is_wanted(
@@ -139,35 +159,6 @@ def test_an_interruption_and_a_surprise_are_one_sentence(
         monkeypatch.setattr(report, "run", act)
         assert main(["report", "x"]) == 1
         assert capsys.readouterr().err.startswith(f"entrim: {said}")
-
-
-def test_a_terminal_sees_one_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    progress = Progress(stream)
-    for done in (1, 2):
-        progress(Step(stage="choose", name="conv1", done=done, total=2, detail="3 of 8"))
-    lines = stream.getvalue().split("\r")
-    assert "1/2" in lines[1]
-    assert "left" in lines[1]
-    assert lines[2].endswith("conv1  3 of 8\n")
-    assert "left" not in lines[2]
-
-
-@pytest.mark.parametrize(("every", "told"), [(3600.0, ["3"]), (0.0, ["1", "2", "3"])])
-def test_a_log_gets_a_line_now_and_then_and_always_the_last(every: float, told: list[str]) -> None:
-    import io
-
-    stream = io.StringIO()
-    progress = Progress(stream, every=every)
-    for done in (1, 2, 3):
-        progress(Step(stage="train", name="epoch 1", done=done, total=3))
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == told
 
 
 @given(st.integers(1, 100))

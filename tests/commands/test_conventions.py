@@ -18,7 +18,7 @@ CUT = ("nets.py:small", "--weights", "w.pt", "--images", "x.npy")
 WORKS = {
     "inspect": ("nets.py:small", "--shape", "1,8,8"),
     "sparsify": (*CUT, "--width", "0.5", "--force", "--out", "usual"),
-    "search": (*CUT, "--metric", "nets.py:fewer", "--trials", "2", "--pick", "0", "--out", "tried"),
+    "search": (*CUT, "--metric", "nets.py:fewer", "--trials", "2", "--pick", "1", "--out", "tried"),
     "distill": ("cut", "--epochs", "1", "--force", "--out", "learned"),
     "export": ("cut", "--torchexport", "cut.pt2", "--force"),
     "report": ("cut",),

@@ -67,10 +67,21 @@ def test_a_distilled_run_is_compared_reported_and_distilled_again(
     assert command("report", "first").code == 0
     page = (workshop / "first" / "report.html").read_text()
     assert "entrim distill cut --epochs 2" in page
-    assert "entrim.distill(small, images, epochs=2, batch=9, shift=0.0)" in page
+    assert "entrim.distill(small, images, epochs=2, batch=9, seed=0, shift=0.0)" in page
     again = command("distill", "first", "--epochs", "1", "--out", "second")
     assert again.code == 0, again.err
     assert read_source(workshop / "second") == read_source(cut)
+    chain = read(workshop / "second").commands
+    assert [words[1:3] for words in chain] == [
+        ("sparsify", "nets.py:small"),
+        ("distill", "cut"),
+        ("distill", "first"),
+    ]
+    page = (workshop / "second" / "report.html").read_text()
+    assert page.index("entrim sparsify nets.py:small") < page.index("entrim distill first")
+    shown = command("compare", "first").out
+    assert "\nfirst:\n  entrim sparsify nets.py:small" in shown
+    assert "\n  entrim distill cut --epochs 2" in shown
 
 
 def test_other_images_keep_the_normalisation_of_the_cut(command: Command, workshop: Path) -> None:
@@ -146,17 +157,17 @@ def test_a_distillation_killed_before_every_write_in_turn_ends_with_the_same_bit
     assert command(*words, "unharmed").code == 0
     codes = []
     for count in range(1, 12):
-        codes.append(command(*words, "killed", stop=(signal.SIGKILL, count)).code)
+        codes.append(command(*words, "struck", stop=(signal.SIGKILL, count)).code)
         if codes[-1] != -signal.SIGKILL:
             break
-        if (workshop / "killed" / "entrim.json").exists():  # saved: only its report is missing
-            codes.append(command(*words, "killed", "--force").code)
+        if (workshop / "struck" / "entrim.json").exists():  # saved: only its report is missing
+            codes.append(command(*words, "struck", "--force").code)
             break
     assert len(codes) >= 3
     assert codes[-1] == 0
-    whole, killed = tensors(workshop / "unharmed"), tensors(workshop / "killed")
+    whole, killed = tensors(workshop / "unharmed"), tensors(workshop / "struck")
     assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
-    assert not (workshop / "killed" / CHECKPOINT).exists()
+    assert not (workshop / "struck" / CHECKPOINT).exists()
 
 
 def test_other_options_do_not_go_on_with_a_run(

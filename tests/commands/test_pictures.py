@@ -89,8 +89,8 @@ def test_files_that_are_no_images_are_left_out_and_counted_once(
         image.fromarray(pixels).save(place / f"{k:02}.png")
     for name in ("report.pdf", "notes.txt", "data.h5", ".DS_Store"):
         (place / name).write_text("no image")
-    scored = ("--metric", "nets.py:more", "--trials", "1", "--pick", "0", "--out", "mixed-found")
-    labelled = ("--test-images", "mixed", "--labels", "forty.npy", "--trials", "1", "--pick", "0")
+    scored = ("--metric", "nets.py:more", "--trials", "1", "--pick", "1", "--out", "mixed-found")
+    labelled = ("--test-images", "mixed", "--labels", "forty.npy", "--trials", "1", "--pick", "1")
     np.save(workshop / "forty.npy", np.zeros(40, int))
     for more in (scored, (*labelled, "--out", "mixed-labelled")):
         done = command("search", "nets.py:small", "--images", "mixed", *more)

@@ -51,7 +51,7 @@ def test_the_front_is_that_of_the_function_and_one_network_of_it_is_saved(
     ranges: dict[str, Any] = {"eps_w": (1e-3, 1e-1), "eps_l2": (1e-4, 1e-2)}
     wanted = entrim.search(taught(), x, score, trials=5, prune=None, **ranges)
     rows = [line.split() for line in done.out.splitlines()]
-    assert f"the original has accuracy {wanted.record.intact:.4g}" in done.out
+    assert f"accuracy, % of the original: {wanted.record.intact:.4g}" in done.out
     for trial in wanted.front:
         (row,) = [row for row in rows if row[:1] == [str(trial.number)]]
         assert f"{trial.score:.4g}" in row
@@ -63,6 +63,11 @@ def test_the_front_is_that_of_the_function_and_one_network_of_it_is_saved(
     assert {group.name: len(group.kept) for group in story.record.groups} == best.widths
     loaded = entrim.load(taught(), story.folder)
     assert score(loaded) == best.score
+    told = story.record.score
+    assert told is not None
+    assert (told.name, told.before, told.after) == ("accuracy, %", score(taught()), score(loaded))
+    assert told.on == "60 images of x.npy, those that the search went by"
+    assert f"trial {best.number}:\ntrace: " in done.err
     assert story.command is not None
     assert story.command[:3] == ("entrim", "search", "nets.py:small")
     assert json.loads((workshop / "found" / "search.json").read_text())["intact"] == score(taught())
@@ -71,18 +76,18 @@ def test_the_front_is_that_of_the_function_and_one_network_of_it_is_saved(
 def test_the_same_command_goes_on_and_picks_again(
     command: Command, workshop: Path, labelled: Path
 ) -> None:
-    words = ("--labels", "y.npy", "--out", "more", "--pick", "0")
+    words = ("--labels", "y.npy", "--out", "more", "--pick", "1")
     first = told(command, *words, "--trials", "2")
-    again = told(command, *words, "--trials", "4", "--pick", "1")
+    again = told(command, *words, "--trials", "4", "--pick", "2")
     assert (first["trials"], again["trials"]) == (2, 4)
-    assert first["picked"]["trial"] == 0
-    assert again["picked"]["trial"] == 1
+    assert first["picked"]["trial"] == 1
+    assert again["picked"]["trial"] == 2
     known = {trial["number"]: trial for trial in first["front"] + again["front"]}
     assert all(trial == known[trial["number"]] for trial in first["front"])
-    assert {place.name for place in (workshop / "more").glob("trial-*")} == {"trial-0", "trial-1"}
-    done = command("compare", "more/trial-0", "more/trial-1")
+    assert {place.name for place in (workshop / "more").glob("trial-*")} == {"trial-1", "trial-2"}
+    done = command("compare", "more/trial-1", "more/trial-2")
     assert done.code == 0, done.err
-    better = command("distill", "more/trial-0", "--epochs", "1", "--force", "--out", "more-better")
+    better = command("distill", "more/trial-1", "--epochs", "1", "--force", "--out", "more-better")
     assert better.code == 0, better.err
 
 
@@ -145,9 +150,9 @@ def test_a_share_that_no_network_holds_shows_the_front_and_fails(command: Comman
     assert done.code == 1
     shown = json.loads(done.out)
     assert shown["picked"] is None
-    assert f"the best is trial 0 with {shown['front'][0]['score']:.4g}" in done.err
+    assert f"the best is trial 1 with {shown['front'][0]['score']:.4g}" in done.err
     other = command(*WORDS, *words, "--pick", "7")
-    assert "trial 7 was not scored: pass --pick with one of the front, 0" in other.err
+    assert "trial 7 was not scored: pass --pick with one of the front, 1" in other.err
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_labels_are_read_from_wherever_they_lie(
 ) -> None:
     monkeypatch.chdir(workshop)
     metric = read_metric(asked(**words), taught())
-    assert metric.score(taught()) == pytest.approx(0.75)
+    assert metric.score(taught()) == pytest.approx(75)
     assert metric.identity == read_metric(asked(labels="y.npy"), taught()).identity
     some = read_metric(asked(**{**words, "test_count": 15}), taught())  # every fourth is wrong
     assert some.score(taught()) == 0
@@ -232,7 +237,7 @@ def test_what_cannot_be_searched_is_refused(
 def test_a_folder_of_something_else_or_of_another_search_is_left_alone(
     command: Command, workshop: Path, labelled: Path, cut: Path
 ) -> None:
-    scored = ("--labels", "y.npy", "--trials", "1", "--pick", "0")
+    scored = ("--labels", "y.npy", "--trials", "1", "--pick", "1")
     assert "holds something else than a search" in command(*WORDS, *scored, "--out", "cut").err
     assert command(*WORDS, *RANGES, *scored, "--out", "one").code == 0
     before = sorted(entry.name for entry in (workshop / "one").rglob("*"))

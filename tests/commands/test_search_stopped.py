@@ -29,7 +29,7 @@ def test_an_interrupted_search_goes_on(
                 raise KeyboardInterrupt
 
     monkeypatch.chdir(workshop)
-    words = [*WORDS, "--metric", "nets.py:more", "--trials", "3", "--pick", "0", "--out", "stopped"]
+    words = [*WORDS, "--metric", "nets.py:more", "--trials", "3", "--pick", "1", "--out", "stopped"]
     with monkeypatch.context() as patch:
         patch.setattr(searching, "Progress", Stopping)
         assert main(words) == 1
@@ -49,7 +49,7 @@ def test_an_interrupted_search_goes_on(
 def test_a_search_without_a_finished_trial_leaves_no_folder_and_bars_no_other(
     command: Command, workshop: Path
 ) -> None:
-    ranges = (*RANGES, "--trials", "1", "--pick", "0", "--out", "vain")
+    ranges = (*RANGES, "--trials", "1", "--pick", "1", "--out", "vain")
     failed = command(*WORDS, "--metric", "nets.py:broken", *ranges)
     assert "mend --metric first" in failed.err
     assert not (workshop / "vain").exists()

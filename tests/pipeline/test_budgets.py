@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim import budgeting
-from entrim.errors import BadSettingError, BudgetError, CalibrationWarning, NothingCutWarning
+from entrim import budgeting, recording
+from entrim.errors import (
+    BadSettingError,
+    BudgetError,
+    CalibrationWarning,
+    LatencyWarning,
+    NothingCutWarning,
+)
 from entrim.network.sensing import moved
 from entrim.records import GroupRecord
 from tests.network.kinds import Kind, shaken
@@ -118,12 +124,20 @@ def test_an_error_that_the_size_does_not_allow_is_a_contradiction() -> None:
     assert r.record.after.params <= 0.9 * r.record.before.params
 
 
-def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_macs(model: nn.Module, example: Any, repeats: int) -> entrim.Measurement:
-        cost = entrim.measure(model, example, repeats=2)
-        return replace(cost, latency=replace(cost.latency, median=1e-9 * cost.macs))
+def clock(seconds: float, spread: float = 0.0) -> Any:
+    """Return a `measure` on whose clock every MAC takes so many seconds."""
 
-    monkeypatch.setattr(budgeting, "measure", by_macs)
+    def by_macs(model: nn.Module, example: Any, repeats: int = 2) -> entrim.Measurement:
+        cost = entrim.measure(model, example, repeats=2)
+        took = replace(cost.latency, median=seconds * cost.macs, spread=spread)
+        return replace(cost, latency=took)
+
+    return by_macs
+
+
+def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgeting, "measure", clock(1e-9))
+    monkeypatch.setattr(recording, "measure", clock(1e-9))
     model = residual()
     whole = entrim.measure(model, X[:4], repeats=2).macs
     for share in (0.7, 0.3):
@@ -132,6 +146,33 @@ def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> N
         assert " ms of " in r.record.groups[0].how
     r = entrim.sparsify(model, X, budget=entrim.Budget(latency=1e-9 * whole, macs=0.5))
     assert r.record.after.macs <= 0.5 * whole
+
+
+@pytest.mark.parametrize(("spread", "word"), [(0.4, "within"), (0.1, "beyond")])
+def test_a_latency_that_is_missed_in_the_end_is_a_warning_with_both_figures(
+    spread: float, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = residual()
+    limit = 1e-9 * 0.5 * entrim.measure(model, X[:4], repeats=2).macs
+    monkeypatch.setattr(budgeting, "measure", clock(1e-9))
+    monkeypatch.setattr(recording, "measure", clock(1.2e-9, spread * limit))
+    with pytest.warns(LatencyWarning, match=f"is {word} the noise") as heard:
+        r = entrim.sparsify(model, X, budget=entrim.Budget(latency=limit))
+    (note,) = r.record.notes
+    assert [str(warning.message) for warning in heard] == [note]
+    after = r.record.after
+    figures = (limit, after.latency, after.spread / 2, 1e-9 * after.macs)
+    assert all(f"{1e3 * figure:.3g} ms" in note for figure in figures)
+    assert 1e-9 * after.macs <= limit < after.latency
+
+
+def test_a_latency_that_holds_in_the_end_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = residual()
+    whole = 1e-9 * entrim.measure(model, X[:4], repeats=2).macs
+    monkeypatch.setattr(budgeting, "measure", clock(1e-9))
+    monkeypatch.setattr(recording, "measure", clock(0.9e-9))
+    r = entrim.sparsify(model, X, budget=entrim.Budget(latency=0.5 * whole))
+    assert r.record.notes == ()
 
 
 def test_a_latency_beyond_reach_names_the_least() -> None:

@@ -254,14 +254,14 @@ def test_steps_and_record_tell_what_happened(tmp_path) -> None:
     assert [s.name for s in steps if s.stage == "choose"] == ["0", "3", "7"]
     assert [s.name for s in steps if s.stage == "rebuild"] == ["3", "7", "9"]
     assert steps[0].stage == "trace"
-    assert steps[-1].stage == "cut"
+    assert [s.stage for s in steps[-2:]] == ["cut", "measure"]
     chosen = r.record.groups[0]
     assert chosen.w is not None
     assert sum(chosen.w) == pytest.approx(1)
     assert [d for d, w in enumerate(chosen.w) if w > 0] == list(chosen.kept)
     assert list(chosen.trace) == sorted(chosen.trace, reverse=True)
     assert r.record.before.macs > r.record.after.macs
-    assert set(r.record.seconds) == {"trace", "collect", "choose", "rebuild", "cut"}
+    assert set(r.record.seconds) == {"trace", "collect", "choose", "rebuild", "cut", "measure"}
     r.save(tmp_path / "small")
     manifest = json.loads((tmp_path / "small" / "entrim.json").read_text())
     assert manifest["record"] == json.loads(r.record.to_json())

@@ -1,5 +1,6 @@
 """Runs to report on, saved in folders."""
 
+import re
 from collections import OrderedDict
 from pathlib import Path
 
@@ -33,3 +34,8 @@ def by_budget(folder: Path) -> Path:
     budget = entrim.Budget(params=0.5)
     entrim.sparsify(network(), images(), budget=budget, skip="first").save(folder)
     return folder
+
+
+def texts(page: str) -> str:
+    """Return what a reader sees of a page."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.split("</style>")[1]))

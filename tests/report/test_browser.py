@@ -1,15 +1,17 @@
 """The report in a real browser."""
 
+import json
 import shutil
 import subprocess
-from html import escape
+from html import escape, unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from entrim.report import write
-from tests.report.runs import HOSTILE, by_eps
+from tests.report.runs import HOSTILE, by_budget, by_eps
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
@@ -30,6 +32,44 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
         *options, page.as_uri(),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+PHONE = """<!doctype html><iframe src="{}" style="border:0;width:390px;height:900px"></iframe>
+<script>
+onload = () => {
+  const page = document.querySelector("iframe").contentDocument;
+  const seen = [...page.querySelectorAll("svg text")].filter(t => t.getClientRects().length);
+  const size = t => parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a;
+  const wide = e => e.scrollWidth - e.clientWidth;
+  document.body.innerText = "found" + JSON.stringify({
+    texts: seen.length, least: Math.min(...seen.map(size)), page: wide(page.documentElement),
+    refits: Math.max(...[...page.querySelectorAll("#refits .scroll")].map(wide)),
+    captions: [...page.querySelectorAll("caption")].map(c => c.getBoundingClientRect().right),
+  }) + "end";
+};
+</script>"""
+
+
+def on_a_phone(page: Path) -> dict[str, Any]:
+    """Return what a page of 390 pixels shows: its least text, and how much does not fit."""
+    opened = page.with_name("open.html")
+    opened.write_text(page.read_text().replace("<details>", "<details open>"))
+    frame = page.with_name("phone.html")
+    frame.write_text(PHONE.replace("{}", opened.name, 1))
+    done = browse(frame, "--allow-file-access-from-files", "--dump-dom")
+    return json.loads(unescape(done.stdout.rpartition("found")[2].partition("end")[0]))
+
+
+def test_on_a_phone_text_can_be_read_and_the_page_does_not_scroll_sideways(
+    page: Path, tmp_path: Path
+) -> None:
+    for one in (page, write(by_budget(tmp_path / "run"))):
+        found = on_a_phone(one)
+        assert found["texts"] > 8
+        assert found["least"] >= 11
+        assert found["page"] <= 0
+        assert found["refits"] <= 0
+        assert max(found["captions"]) <= 390
 
 
 def test_nothing_is_complained_about_and_a_hostile_name_stays_text(page: Path) -> None:

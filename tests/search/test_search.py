@@ -13,7 +13,8 @@ from torch import nn
 
 import entrim
 from entrim.errors import BadSettingError, SearchError
-from entrim.records import pareto
+from entrim.records import Score
+from entrim.trials import pareto
 from tests.search.digits import accuracy, plain, searched, trained, usual
 
 
@@ -68,6 +69,8 @@ def test_the_network_of_a_trial_is_made_again_just_as_it_was_scored() -> None:
     assert small.record.after.params / small.record.before.params == best.params
     assert small.record.after.macs / small.record.before.macs == best.macs
     assert accuracy(small.model) == best.score
+    told = Score(name="score", before=found.record.intact, after=accuracy(small.model))
+    assert small.record.score == told
 
 
 def test_the_best_is_looked_for_among_all_trials_and_the_cheapest_named_when_none_fits() -> None:
@@ -140,7 +143,7 @@ def test_the_same_network_is_never_scored_twice() -> None:
     found = searched(score, eps_w=(1e-3, 1e-3), eps_l2=(1e-3, 1e-3))
     assert len(calls) == 2  # the original, and the one network
     assert {t.score for t in found.record.trials} == {found.record.trials[0].score}
-    assert [t.how for t in found.record.trials[1:]] == ["the network of trial 0"] * 5
+    assert [t.how for t in found.record.trials[1:]] == ["the network of trial 1"] * 5
     assert found.record.spared == 5
     assert found.record.saved == pytest.approx(5 * found.record.trials[0].seconds)
 
@@ -170,7 +173,7 @@ def test_pruned_trials_are_dearer_than_one_that_loses_far_less() -> None:
     for t in pruned:
         assert t.score is None
         assert t.seconds == 0
-        before = [s for s in found.record.trials[: t.number] if s.score is not None]
+        before = [s for s in found.record.trials[: t.number - 1] if s.score is not None]
         assert any(s.params <= t.params and s.lost < t.lost for s in before)
 
 
@@ -219,7 +222,7 @@ def test_every_trial_is_told_and_nothing_else_is_heard(capfd: pytest.CaptureFixt
     searched(trials=3, on_step=steps.append)
     told = [step for step in steps if step.stage == "search"]
     assert [(step.name, step.done, step.total) for step in told] == [
-        (f"trial {k}", k + 1, 3) for k in range(3)
+        (f"trial {k}", k, 3) for k in range(1, 4)
     ]
     assert "of the params, score" in told[0].detail
     out, err = capfd.readouterr()

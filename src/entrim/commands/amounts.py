@@ -71,8 +71,8 @@ def shares(text: str) -> tuple[float, float]:
 def pick(text: str) -> int | float:
     """Return a share of the metric, 99% or 0.99, or the number of a trial.
 
-    >>> pick("99%"), pick("0.95"), pick("0"), pick("100%")
-    (0.99, 0.95, 0, 1.0)
+    >>> pick("99%"), pick("0.95"), pick("7"), pick("100%")
+    (0.99, 0.95, 7, 1.0)
     """
     if text.isdecimal():
         return int(text)

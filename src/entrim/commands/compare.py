@@ -1,6 +1,7 @@
 """`entrim compare`: several runs side by side."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from entrim.commands.runs import demand_run
 from entrim.commands.showing import table, tell, tell_json
 from entrim.report.numbers import percent, seconds, short, size
-from entrim.report.repeat import call
+from entrim.report.repeat import calls, command
 from entrim.report.story import Story, read
 
 _EXAMPLES = """\
@@ -17,7 +18,7 @@ examples:
   entrim compare runs/* --layers           adds the width of every layer
   entrim compare runs/* --json"""
 NAMES = ("network", "images", "parameters", "of before", "MACs", "of before", "bytes", "latency")
-NAMES += ("worst layer error", "loss by distillation", "proof", "seconds")
+NAMES += ("output error", "worst layer error", "loss by distillation", "proof", "seconds")
 _GAP = "–"
 
 
@@ -42,21 +43,54 @@ def run(args: Namespace) -> int:
     if args.json:
         tell_json([_plain(story) for story in stories])
         return 0
-    columns = [["", *NAMES], *map(_column, stories)]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    if args.layers:
-        rows += _layers(stories)
-    tell(table(rows))
+    columns = [["", *NAMES], *map(_column, headings(args.folders), stories)]
+    head, *rows = [list(row) for row in zip(*columns, strict=True)]
+    more = _layers(stories) if args.layers else []
+    tell(table([head, *_scores(stories), *rows, *more]))
     for story in stories:
-        tell(f"\n{story.folder}: {call(story.record.settings)}")
+        tell("\n".join([f"\n{story.folder}:", *(f"  {line}" for line in _made(story))]))
     return 0
 
 
-def _column(story: Story) -> list[str]:
+def headings(folders: Sequence[str]) -> list[str]:
+    """Return the end of every path that tells it from the others.
+
+    >>> headings(["r1/x", "r2/x", "r2/y/"])
+    ['r1/x', 'r2/x', 'y']
+    """
+    places = [Path(folder).parts for folder in folders]
+    found = []
+    for mine in places:
+        others = [parts for parts in places if parts != mine]
+        ends = (mine[-k:] for k in range(1, len(mine) + 1))
+        apart = (end for end in ends if all(o[-len(end) :] != end for o in others))
+        found.append(str(Path(*next(apart, mine))))
+    return found
+
+
+def _made(story: Story) -> list[str]:
+    """Return the commands that made a run, else the calls."""
+    return list(map(command, story.commands)) or calls(story.record)
+
+
+def _scores(stories: Sequence[Story]) -> list[list[str]]:
+    """Return a row for every metric of any run."""
+    known = [story.record.score for story in stories]
+    return [
+        [name, *(_fall(s.before, s.after) if s and s.name == name else _GAP for s in known)]
+        for name in dict.fromkeys(score.name for score in known if score)
+    ]
+
+
+def _fall(before: float, after: float) -> str:
+    return f"{before:.4g} → {after:.4g}"
+
+
+def _column(heading: str, story: Story) -> list[str]:
     record, errors = story.record, [layer.error for layer in story.record.layers]
     before, after, done = record.before, record.after, record.distilled
     return [
-        Path(story.folder).name or story.folder,
+        heading,
         record.model,
         f"{record.images:,}",
         short(after.params),
@@ -65,14 +99,15 @@ def _column(story: Story) -> list[str]:
         percent(after.macs / max(before.macs, 1)),
         size(after.bytes),
         seconds(after.latency),
+        _GAP if record.error is None else percent(record.error),
         percent(max(errors)) if errors else _GAP,
-        f"{done.before:.2g} → {done.after:.2g}" if done is not None else _GAP,
+        _fall(done.before, done.after) if done is not None else _GAP,
         f"{record.proof['final']:.0e}",
         f"{sum(record.seconds.values()):.1f}",
     ]
 
 
-def _layers(stories: list[Story]) -> list[list[str]]:
+def _layers(stories: Sequence[Story]) -> list[list[str]]:
     """Return a row for every layer of any run."""
     names = dict.fromkeys(layer.name for story in stories for layer in story.layers)
     known = [{layer.name: layer for layer in story.layers} for story in stories]
@@ -98,6 +133,9 @@ def _plain(story: Story) -> dict[str, Any]:
         "after": asdict(record.after),
         "errors": {layer.layer: layer.error for layer in record.layers},
         "widths": {layer.name: [layer.before, layer.after] for layer in story.layers},
+        "error": record.error,
+        "score": None if record.score is None else asdict(record.score),
         "distilled": None if record.distilled is None else asdict(record.distilled),
-        "call": call(record.settings),
+        "commands": [list(words) for words in story.commands],
+        "calls": calls(record),
     }

@@ -24,11 +24,12 @@ from entrim.commands.runs import (
     reported,
     reserved,
 )
+from entrim.commands.scores import add_score, optional_metric, scored
 from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading
 from entrim.distilling import distill
 from entrim.errors import CheckpointError, CommandError
 from entrim.files import CHECKPOINT
-from entrim.pipeline import Sparsified
+from entrim.sparsified import Sparsified
 
 _WHAT = """\
 Train a saved run for a short time to say what its original says, and write the better
@@ -58,6 +59,7 @@ def add(subparsers: Any) -> ArgumentParser:
     parser.add_argument("--weights", metavar="FILE", help="its weights, as it was cut with")
     add_images(parser, required=False, count=5000)
     parser.set_defaults(scale=None)
+    add_score(parser, "where there are labels: accuracy before and after; the training needs none")
     add_out(parser)
     _add_options(parser)
     return parser
@@ -89,15 +91,16 @@ def run(args: Namespace) -> int:
     """Train, save, report, sum up."""
     place, asked = Path(args.out), copy(args)
     _complete(args)
-    refuse_idle(asked, args.images)
+    refuse_idle(asked, args.images, args.test_images)
     refuse = partial(refuse_held, args=args, force=args.force, mine=CHECKPOINT)
     with keeping(place, CHECKPOINT, "the state of the training is"), reserved(place, refuse):
         tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         cut = Sparsified.load(model, args.folder)
-        better = _taught(args, cut, read_pictures(args, model), place)
+        images, metric = read_pictures(args, model), optional_metric(args, model)
+        better = scored(_taught(args, cut, images, place), metric)
         better.save(place)
-        page = reported(place, args)
+        page = reported(place, args, taken_up=Path(args.folder))
         (place / CHECKPOINT).unlink(missing_ok=True)
     if args.json:
         tell_json(_plain(better, place, page))
@@ -111,18 +114,19 @@ def _taught(args: Namespace, cut: Sparsified, images: Tensor, place: Path) -> Sp
     """Train, going on from the checkpoint in `place`; that of another run goes only if forced."""
     file = place / CHECKPOINT
     asked = {"teacher": _teacher(args), **options(args)}
-    train = partial(distill, cut, images, checkpoint=file, on_step=Progress(), **asked)
-    try:
+    with Progress() as progress:
+        train = partial(distill, cut, images, checkpoint=file, on_step=progress, **asked)
+        try:
+            return train()
+        except CheckpointError as error:
+            if not args.force:
+                why = str(error).rpartition(": ")[0]
+                raise CommandError(
+                    f"{why}: give the command that it belongs to, name another folder with --out, "
+                    "or pass --force to discard it"
+                ) from error
+        file.unlink()
         return train()
-    except CheckpointError as error:
-        if not args.force:
-            why = str(error).rpartition(": ")[0]
-            raise CommandError(
-                f"{why}: give the command that it belongs to, name another folder with --out, or "
-                "pass --force to discard it"
-            ) from error
-    file.unlink()
-    return train()
 
 
 def options(args: Namespace) -> dict[str, Any]:

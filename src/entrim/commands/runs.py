@@ -13,9 +13,9 @@ from entrim import atomic
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.files import CHECKPOINT, MANIFEST, is_free, read_manifest
 from entrim.journal import UNFINISHED
-from entrim.pipeline import Sparsified
 from entrim.report import write
-from entrim.report.story import COMMAND, command_in
+from entrim.report.story import COMMAND, commands_in
+from entrim.sparsified import Sparsified
 
 SIGHT = ("resize", "channels", "mean", "std", "scale")
 """How image files become what the network reads."""
@@ -95,7 +95,8 @@ def refuse_held(place: Path, *, args: Namespace, mine: str, force: bool) -> None
         ) from error
     if force:
         return
-    if _plain_words(command_in(place) or ()) == _plain_words(("entrim", *args.words)):
+    *_, last = ((), *commands_in(place))
+    if _plain_words(last) == _plain_words(("entrim", *args.words)):
         raise CommandError(
             f"{place} holds the run of this command, and it is finished: pass --force to do it anew"
         )
@@ -140,9 +141,13 @@ def demand_run(folder: str) -> None:
     )
 
 
-def reported(place: Path, args: Namespace) -> Path:
-    """Note the command and what it read beside the network, and write the page."""
-    note(place / COMMAND, noted(args))
+def reported(place: Path, args: Namespace, taken_up: Path | None = None) -> Path:
+    """Note the command and what it read beside the network, and write the page.
+
+    The commands of a run that was `taken_up` are noted before this one.
+    """
+    before = () if taken_up is None else commands_in(taken_up)
+    note(place / COMMAND, {**noted(args), "before": before} if before else noted(args))
     return write(place)
 
 
@@ -154,6 +159,8 @@ def plain(result: Sparsified, place: Path, page: Path) -> dict[str, Any]:
         "report": str(page),
         "before": asdict(record.before),
         "after": asdict(record.after),
+        "score": None if record.score is None else asdict(record.score),
+        "error": record.error,
         "notes": list(record.notes),
     }
 

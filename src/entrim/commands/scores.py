@@ -1,4 +1,4 @@
-"""What a search is scored by: accuracy on labelled images, or a function of the user's."""
+"""What a network is scored by: accuracy on labelled images, or a function of the user's."""
 
 import hashlib
 from argparse import ArgumentParser, Namespace
@@ -20,9 +20,12 @@ from entrim.commands.pictures import (
     read_pictures,
     spread,
 )
-from entrim.errors import CommandError
+from entrim.errors import CommandError, EntrimError
+from entrim.sparsified import Sparsified
 
 _BATCH = 250
+_ACCURACY = "accuracy, %"
+_LABELS = ("test_images", "test_key", "labels", "labels_key")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +35,13 @@ class Metric:
     score: Callable[..., Any]
     name: str
     identity: str
+    on: str = ""
+    """What it is measured on, as the record tells it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accuracy:
-    """The share of images whose largest output is the right class."""
+    """The percentage of images whose largest output is the right class."""
 
     images: Tensor
     labels: Tensor
@@ -49,15 +54,16 @@ class Accuracy:
         right = sum(
             int((model(x.to(like.device, like.dtype)).argmax(1).cpu() == y).sum()) for x, y in pairs
         )
-        return right / len(self.labels)
+        return 100 * right / len(self.labels)
 
 
-def add_score(parser: ArgumentParser) -> None:
-    """Add the arguments that say what is scored."""
+def add_score(parser: ArgumentParser, why: str = "") -> None:
+    """Add the arguments that say what is scored; `why` is for commands that need no labels."""
     group = parser.add_argument_group(
         "metric",
-        "accuracy on labelled images, or a function of your own; score on other images than those "
-        "you report on",
+        why
+        or "accuracy on labelled images, or a function of your own; score on other images than "
+        "those you report on",
     )
     group.add_argument(
         "--test-images", metavar="PATH", help="score on these (those of --images), normalised alike"
@@ -82,12 +88,31 @@ def add_score(parser: ArgumentParser) -> None:
     )
 
 
+def optional_metric(args: Namespace, model: nn.Module) -> Metric | None:
+    """Return what the command line names; None where it names neither labels nor a metric."""
+    asked = any(getattr(args, name) is not None for name in (*_LABELS, "metric"))
+    return read_metric(args, model) if asked else None
+
+
+def scored(result: Sparsified, metric: Metric | None) -> Sparsified:
+    """Return `result` with the metric before and after in its record, where there is one."""
+    if metric is None:
+        return result
+    try:
+        return result.scored(metric.score, metric.name, on=metric.on)
+    except Exception as error:
+        said = f"{error}" if isinstance(error, EntrimError) else f"{type(error).__name__}: {error}"
+        raise CommandError(
+            f"{metric.name} cannot be told ({said}): mend it and give the same command again, "
+            "which goes on after what is finished, or leave it out"
+        ) from error
+
+
 def read_metric(args: Namespace, model: nn.Module) -> Metric:
     """Return what the command line names, checked on `model`."""
-    labelled = (args.test_images, args.test_key, args.labels, args.labels_key)
     if args.metric is None:
         return _accuracy(args, model)
-    if any(part is not None for part in labelled):
+    if any(getattr(args, name) is not None for name in _LABELS):
         raise CommandError("--metric brings its own images and labels: leave out the others")
     score = read_object(args.metric, "function", "function")
     if not callable(score):
@@ -103,7 +128,9 @@ def _accuracy(args: Namespace, model: nn.Module) -> Metric:
     images = read_pictures(Namespace(**sight), model)
     labels = read_labels(args, path, key, args.test_count)
     _refuse_other_classes(model, images, labels)
-    return Metric(Accuracy(images, labels), "accuracy", _short(fingerprint([images, labels])))
+    identity = _short(f"{_ACCURACY} {fingerprint([images, labels])}")
+    on = f"{len(labels):,} images of {path}"
+    return Metric(Accuracy(images, labels), _ACCURACY, identity, on)
 
 
 def read_labels(args: Namespace, path: Path, key: str | None, count: int) -> Tensor:

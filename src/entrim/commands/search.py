@@ -15,10 +15,10 @@ from entrim.commands.scores import Metric, add_score, read_metric
 from entrim.commands.showing import Progress, sizes, table, tell, tell_json, tell_reading
 from entrim.errors import BadSettingError, CommandError, StorageError
 from entrim.files import alone
-from entrim.pipeline import Sparsified
-from entrim.records import SearchRecord, Trial
 from entrim.report.numbers import percent
 from entrim.searching import Searched, at_work, forget, search
+from entrim.sparsified import Sparsified
+from entrim.trials import SearchRecord, Trial
 
 RECORD = "search.json"
 _WHAT = """\
@@ -104,7 +104,8 @@ def run(args: Namespace) -> int:
         except BadSettingError:
             _tell(found.record, metric, args.json)
             raise
-        small, folder = found.sparsified(trial, on_step=Progress()), place / f"trial-{trial.number}"
+        folder = place / f"trial-{trial.number}"
+        small = _made(found, trial, metric)
         with alone(place):
             small.save(folder)
             page = reported(folder, args)
@@ -162,6 +163,14 @@ def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Met
         ) from error
 
 
+def _made(found: Searched, trial: Trial, metric: Metric) -> Sparsified:
+    """Return the network of a trial; its record says that its score was what was searched by."""
+    on = metric.on and f"{metric.on}, those that the search went by"
+    with Progress() as progress:
+        progress.head(f"trial {trial.number}")
+        return found.sparsified(trial, name=metric.name, on=on, on_step=progress)
+
+
 def _note(place: Path, record: SearchRecord, metric: Metric) -> None:
     """Write all trials down, unless another process that ended just before knew of more."""
     file = place / RECORD
@@ -189,8 +198,8 @@ def _tell(
         tell_json(_plain(record, metric, saved))
         return
     tell(
-        f"{len(record.trials)} trials, {record.spared} of them not scored; the original has "
-        f"{metric.name} {record.intact:.4g}\n\n{front(record, metric.name)}"
+        f"{len(record.trials)} trials, {record.spared} of them not scored; {metric.name} of the "
+        f"original: {record.intact:.4g}\n\n{front(record, metric.name)}"
     )
     if saved is not None:
         trial, small, folder, page = saved

@@ -85,14 +85,19 @@ def give_up_stdout() -> None:
 
 
 def sizes(record: Record) -> str:
-    """Return what the network cost before and costs now."""
+    """Return what the network cost before and costs now, and how well it did and does."""
     before, after = record.before, record.after
     rows = [["", "before", "after", "less"]]
     for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
         was, now = getattr(before, word), getattr(after, word)
         name = {"params": "parameters", "macs": "MACs"}.get(word, word)
         rows.append([name, write(was), write(now), times(was, now)])
-    return table(rows)
+    told = [table(rows)]
+    if record.error is not None:
+        told.append(f"outputs {percent(record.error)} of their variance away from the original's")
+    if record.score is not None:
+        told.insert(0, f"{record.score}\n")
+    return "\n".join(told)
 
 
 def widths(record: Record) -> str:
@@ -106,40 +111,63 @@ def widths(record: Record) -> str:
 
 @dataclass(slots=True)
 class Progress:
-    """One line that is written over on a terminal; elsewhere one now and then, and the last."""
+    """One line a stage, written over on a terminal; elsewhere one now and then, and the last."""
 
     stream: Any = field(default_factory=lambda: sys.stderr)
     every: float = 60.0
     """Seconds between two lines where nobody looks at a terminal."""
     each: frozenset[str] = frozenset()
     """Stages of which every step is worth a line there."""
-    _stage: str = ""
+    _first: Step | None = None
+    """The first step of this stage that was heard of, and when: the time left follows from it."""
     _begun: float = field(default_factory=time.monotonic)
+    _last: Step | None = None
     _told: float = field(default_factory=time.monotonic)
     _open: bool = False
-    """Whether the line on the terminal may still be written over."""
+    """Whether the last step is not on a line of its own yet."""
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the line as it is, for what is said next."""
-        if self._open:
-            self.stream.write("\n")
-            self.stream.flush()
+        """Leave the last step on its line, for what is said next."""
+        self._close()
+
+    def head(self, name: str) -> None:
+        """Name what the next steps belong to, on a line of its own."""
+        self._close()
+        self._first = None
+        self.stream.write(f"{name}:\n")
+        self.stream.flush()
 
     def __call__(self, step: Step) -> None:
         """Show one step."""
-        if step.stage != self._stage:
-            self._stage, self._begun = step.stage, time.monotonic()
+        first, last = self._first, self._last
+        if first is None or last is None or step.stage != first.stage or step.done < last.done:
+            self._close()
+            self._first, self._begun = step, time.monotonic()
+        self._last = step
         if self.stream.isatty():
             self._draw(step)
         elif self._due(step):
-            self._told = time.monotonic()
-            self.stream.write(
-                f"{step.stage}: {step.done} of {step.total}  {step.detail}".rstrip() + "\n"
-            )
+            self._write(step)
+        else:
+            self._open = True
         self.stream.flush()
+
+    def _close(self) -> None:
+        """End a stage that ended before its total: its last step stays, or is told after all."""
+        if self._open and self.stream.isatty():
+            self.stream.write("\n")
+        elif self._open and self._last is not None:
+            self._write(self._last)
+        self._open = False
+        self.stream.flush()
+
+    def _write(self, step: Step) -> None:
+        self._told, self._open = time.monotonic(), False
+        line = f"{step.stage}: {step.done} of {step.total}  {step.detail}"
+        self.stream.write(line.rstrip() + "\n")
 
     def _draw(self, step: Step) -> None:
         """Write the line anew; above it stays a line for every group and layer that is settled."""
@@ -156,12 +184,27 @@ class Progress:
 
     def _line(self, step: Step) -> str:
         full = 20 * step.done // max(step.total, 1)
-        left = step.seconds_left
-        if left is None and step.done:
-            left = (time.monotonic() - self._begun) / step.done * (step.total - step.done)
-        ahead = f"  {seconds(left)} left" if left else ""
+        left = step.seconds_left if step.seconds_left is not None else self._left(step)
+        ahead = f"  {_duration(left)} left" if left and step.done < step.total else ""
         bar = "█" * full + "░" * (20 - full)
-        return f"{step.stage:<9}{bar} {step.done}/{step.total}{ahead}  {step.name}  {step.detail}"
+        return f"{step.stage:<9} {bar} {step.done}/{step.total}{ahead}  {step.name}  {step.detail}"
+
+    def _left(self, step: Step) -> float | None:
+        """Return the seconds left at the pace since the first step, None where that is this one."""
+        since = step.done - (step.done if self._first is None else self._first.done)
+        pace = time.monotonic() - self._begun
+        return pace / since * (step.total - step.done) if since > 0 else None
+
+
+def _duration(value: int | float) -> str:
+    """Return a time as one tells it when asked how long.
+
+    >>> _duration(0.2), _duration(7.4), _duration(400)
+    ('less than a second', '7 s', '7 min')
+    """
+    if value < 1:
+        return "less than a second"
+    return f"{value:.0f} s" if value < 120 else seconds(value)
 
 
 def _columns(stream: Any) -> int:

@@ -18,15 +18,17 @@ from entrim.commands.method import add_method, given, method_of
 from entrim.commands.models import add_model, read_model
 from entrim.commands.pictures import add_images, held_in, read_pictures, refuse_idle
 from entrim.commands.runs import add_out, keeping, noted, plain, refuse_held, reserved
+from entrim.commands.scores import add_score, optional_metric, scored
 from entrim.commands.showing import Progress, sizes, tell, tell_json, tell_reading, widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.journal import UNFINISHED, Journal
 from entrim.network.form import Origin
-from entrim.pipeline import Sparsified, sparsify
+from entrim.pipeline import sparsify
 from entrim.records import Record
 from entrim.report import html
 from entrim.report.page import FILE
 from entrim.report.story import COMMAND, Story
+from entrim.sparsified import Sparsified
 
 _EXAMPLES = """\
 examples:
@@ -49,6 +51,7 @@ def add(subparsers: Any) -> ArgumentParser:
     )
     add_model(parser)
     add_images(parser)
+    add_score(parser, "where there are labels: accuracy before and after; the cut needs none")
     add_out(parser)
     _add_budget(parser)
     _add_options(parser)
@@ -103,7 +106,7 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
-    refuse_idle(args, args.images)
+    refuse_idle(args, args.images, args.test_images)
     journal = Journal(folder=place / UNFINISHED, discard=args.force)
     replaces = args.force or journal.through
     refuse = partial(refuse_held, args=args, force=replaces, mine=UNFINISHED)
@@ -111,10 +114,12 @@ def run(args: Namespace) -> int:
         tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
+        metric = optional_metric(args, model)
         generator = torch.Generator().manual_seed(args.seed)
         with Progress() as progress:
             watched = {"on_step": progress, "journal": journal, "generator": generator}
             small = sparsify(model, images, **watched, **options(args))
+        small = scored(small, metric)
         page = _saved(small, place, journal, noted(args))
     if args.json:
         tell_json(_plain(small, place, page))
@@ -169,7 +174,7 @@ def _saved(small: Sparsified, place: Path, journal: Journal, note: Mapping[str, 
     origin = Origin.of(small.model)
     assert origin is not None
     record = Record.from_json(small.record.to_json())
-    story = Story.of(place, record, origin.tensors, note["command"])
+    story = Story.of(place, record, origin.tensors, [note["command"]])
     aside = {
         COMMAND: journal.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
         FILE: journal.set_aside(FILE, html(story).encode()),

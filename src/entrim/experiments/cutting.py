@@ -19,9 +19,10 @@ from entrim.experiments.work import NotFinishedError, Point, Work
 from entrim.network import apply_plan, measure
 from entrim.network.form import values_of
 from entrim.network.measure import Measurement
-from entrim.pipeline import Sparsified, sparsify
+from entrim.pipeline import sparsify
 from entrim.plan import Plan
 from entrim.recipes import Recipe
+from entrim.sparsified import Sparsified
 
 IMAGES = 500
 """Unlabelled images that a network is cut with."""

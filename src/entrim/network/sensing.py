@@ -1,14 +1,17 @@
 """What a cut does to the outputs of the network, group by group, without labels."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from entrim.graph import ChannelGraph, Group
 from entrim.network.capture import Pass, gram_of
+from entrim.network.follow import Example, arguments, copied
+from entrim.network.proof import leaves
 from entrim.network.reading import Reader, Stays
 from entrim.network.refitting import masked_tensors, refit_alone, touched
 from entrim.network.replay import Stream
@@ -153,6 +156,48 @@ def moved(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Moved:
         return Moved(error, error)
     logs = [functional.log_softmax(t.double(), 1) for t in (found[0], wanted[0])]
     return Moved(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
+
+
+@dataclass(slots=True)
+class _Gap:
+    """How far one output is from what it should be, as sums over the images."""
+
+    apart: float = 0.0
+    power: float = 0.0
+    total: Tensor | float = 0.0
+    rows: int = 0
+
+    def add(self, found: Tensor, wanted: Tensor) -> None:
+        a, b = (torch.atleast_1d(t).double() for t in (found, wanted))
+        self.apart += float((a - b).square().sum())
+        self.power += float(b.square().sum())
+        self.total = self.total + b.sum(0)
+        self.rows += len(b)
+
+    @property
+    def spread(self) -> float:
+        """The squared distance of what is wanted from its mean; 0 where only rounding is left."""
+        mean = torch.as_tensor(self.total).square().sum() / max(self.rows, 1)
+        left = self.power - float(mean)
+        return left if left > 1e-12 * self.power else 0.0
+
+
+def error_of(small: nn.Module, original: nn.Module, batches: Iterable[Example]) -> float | None:
+    """Return the error that `moved` tells, of two networks in eval mode; None without numbers.
+
+    The outputs are held for one batch at a time. Cost: one pass of either network.
+    """
+    still = [copied(model).eval() for model in (small, original)]
+    gaps: list[_Gap] = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for batch in batches:
+            args, kwargs = arguments(batch)
+            found, wanted = (leaves(model(*args, **kwargs)) for model in still)
+            gaps = gaps or [_Gap() for _ in wanted]
+            for gap, a, b in zip(gaps, found, wanted, strict=True):
+                gap.add(a, b)
+    apart, spread = sum(gap.apart for gap in gaps), sum(gap.spread for gap in gaps)
+    return apart / spread if spread > 0 and math.isfinite(apart / spread) else None
 
 
 def are_logits(outputs: Sequence[Tensor]) -> bool:

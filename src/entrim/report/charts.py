@@ -9,6 +9,10 @@ from entrim.report.numbers import percent, power_of_ten, short
 from entrim.solver.descent import THRESHOLD
 
 WIDE, HIGH = 300.0, 120.0
+WIDTHS = {"wide": 460.0, "narrow": 310.0}
+"""A chart over the whole page is drawn twice, so that its text can be read on a phone too."""
+_LETTER = 6.8
+"""About what a letter of a label takes."""
 
 
 def barcode(kept: Collection[int], channels: int) -> Markup:
@@ -105,9 +109,9 @@ def descent(trace: Sequence[float], certificate: float | None) -> Markup:
     )
 
 
-def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
+def tradeoff(points: Sequence[TradeOff], kind: str, word: str, screen: str) -> Markup:
     """Return the foreseen damage against what remains of `kind`, and the point that was taken."""
-    left, right, top, floor = 46.0, 446.0, 14.0, 210.0
+    left, right, top, floor = 46.0, WIDTHS[screen] - 14, 14.0, 210.0
     whole = max(getattr(point, kind) for point in points)
     bent = max(point.damage for point in points) or 1.0
 
@@ -118,11 +122,15 @@ def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
     way = sorted(map(at, points))
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in way)
     taken = next((point for point in points if point.taken), None)
-    marks = [] if taken is None else [_taken(*at(taken), taken, kind, whole, word, floor)]
+    marks = []
+    if taken is not None:
+        share = getattr(taken, kind) / whole
+        label = f"taken: {short(getattr(taken, kind))} {word} ({percent(share)})"
+        marks = [_taken(*at(taken), label, right, floor)]
     return picture(
         f"Foreseen damage against the {word} that remain"
         + ("" if taken is None else f"; taken: {percent(getattr(taken, kind) / whole)}"),
-        460,
+        WIDTHS[screen],
         250,
         *_grid(left, right, top, floor, bent),
         tag(
@@ -134,7 +142,7 @@ def tradeoff(points: Sequence[TradeOff], kind: str, word: str) -> Markup:
         *marks,
         tag("text", "damage, as a square root", x=right, y=top + 14, text_anchor="end"),
         tag("text", f"{word} that remain", x=right, y=246, text_anchor="end"),
-        class_="tradeoff",
+        class_=f"tradeoff {screen}",
     )
 
 
@@ -150,27 +158,24 @@ def _grid(left: float, right: float, top: float, floor: float, bent: float) -> l
     return marks
 
 
-def _taken(
-    x: float, y: float, point: TradeOff, kind: str, whole: int, word: str, floor: float
-) -> Markup:
-    side = "end" if x > 300 else "start"
-    shift, count = (-10 if side == "end" else 10), getattr(point, kind)
+def _taken(x: float, y: float, label: str, right: float, floor: float) -> Markup:
+    """Return the mark of a point; its label stands to the right of it as far as there is room."""
     return joined(
         tag("path", d=f"M{x:.1f} {y:.1f}V{floor}", class_="guide"),
         tag("circle", cx=x, cy=y, r=6.5, class_="dot"),
         tag(
             "text",
-            f"taken: {short(count)} {word} ({percent(count / whole)})",
-            x=x + shift,
-            y=y - 10,
-            text_anchor=side,
+            label,
+            x=min(x + 10, right - _LETTER * len(label)),
+            y=y - 10 if y > 50 else y + 24,  # the words of the axis are above
             class_="said",
         ),
     )
 
 
-def proof(values: Mapping[str, float]) -> Markup:
+def proof(values: Mapping[str, float], screen: str) -> Markup:
     """Return the differences found and the tolerance, on a scale of powers of ten."""
+    span = WIDTHS[screen] - 40
     names = {"sliced": "sliced", "final": "final", "tolerance": "tolerance"}
     found = {names[key]: values[key] for key in names if key in values}
     tiny = 1e-17
@@ -178,11 +183,12 @@ def proof(values: Mapping[str, float]) -> Markup:
     highest = math.log10(max(*found.values(), tiny)) + 1
 
     def at(value: float) -> float:
-        return 20 + 420 * (math.log10(max(value, tiny)) - lowest) / (highest - lowest)
+        return 20 + span * (math.log10(max(value, tiny)) - lowest) / (highest - lowest)
 
     limit = at(found["tolerance"])
     marks = [tag("rect", x=20, y=56, width=limit - 20, height=10, rx=5, class_="allowed")]
-    for power in range(math.ceil(lowest), math.floor(highest) + 1, 2):
+    every = max(2, math.ceil(7 * _LETTER * (highest - lowest) / span))
+    for power in range(math.ceil(lowest), math.floor(highest) + 1, every):
         x = at(10.0**power)
         marks.append(tag("text", power_of_ten(10.0**power), x=x, y=86, text_anchor="middle"))
     for k, (name, value) in enumerate(found.items()):
@@ -198,4 +204,5 @@ def proof(values: Mapping[str, float]) -> Markup:
         if name != "tolerance":
             marks.append(tag("circle", cx=x, cy=61, r=5, class_="dot"))
     said = ", ".join(f"{name} {power_of_ten(value)}" for name, value in found.items())
-    return picture(f"Largest relative differences: {said}", 460, 92, *marks, class_="proof")
+    title = f"Largest relative differences: {said}"
+    return picture(title, WIDTHS[screen], 92, *marks, class_=f"proof {screen}")

@@ -1,10 +1,14 @@
 """What a report says last: the proof, the time, and how to repeat the run."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from entrim.records import Record
 from entrim.report import charts, repeat
-from entrim.report.markup import Markup, folded, joined, table, tag
-from entrim.report.numbers import power_of_ten, seconds
+from entrim.report.markup import Markup, Part, folded, joined, table, tag
+from entrim.report.numbers import moment, power_of_ten, seconds, size
 from entrim.report.story import Story
+from entrim.settings import draws_in
 
 
 def proof(story: Story) -> Markup:
@@ -20,7 +24,7 @@ def proof(story: Story) -> Markup:
             tag("strong", power_of_ten(values["final"])),
             f" with the new weights; {power_of_ten(values['tolerance'])} is allowed.",
         ),
-        tag("figure", charts.proof(values)),
+        tag("figure", *(charts.proof(values, screen) for screen in charts.WIDTHS)),
     )
 
 
@@ -37,11 +41,11 @@ def time_taken(story: Story) -> Markup | None:
     if not total:
         return None
     parts = (
-        tag("span", class_=f"part p{k % 7}", style=f"width:{100 * value / total:.2f}%")
+        tag("span", class_=f"part p{k % 8}", style=f"width:{100 * value / total:.2f}%")
         for k, value in enumerate(stages.values())
     )
     names = (
-        tag("li", tag("span", class_=f"key p{k % 7}"), f"{name} {seconds(value)}")
+        tag("li", tag("span", class_=f"key p{k % 8}"), f"{name} {seconds(value)}")
         for k, (name, value) in enumerate(stages.items())
     )
     return joined(
@@ -52,44 +56,77 @@ def time_taken(story: Story) -> Markup | None:
 
 
 def again(story: Story) -> Markup:
-    """Return what repeats the run: command, call, versions, settings."""
+    """Return what repeats the run: commands, calls, circumstances, settings."""
     record = story.record
     shown = []
-    if story.command:
-        shown.append(_code("On the command line", repeat.command(story.command)))
-    calls = f"small = {repeat.call(record.settings)}"
-    if record.distilled is not None:
-        calls += f"\nbetter = {repeat.training(record.distilled.settings)}"
-    shown.append(_code("In Python", calls))
-    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    chance = (
-        " Nothing in this run was random."
-        if _settled(record)
-        else " This run drew random numbers: hand over the same generator to repeat it."
-    )
+    if story.commands:
+        shown.append(_code("On the command line", map(repeat.command, story.commands)))
+    shown.append(_code("In Python", repeat.calls(record)))
+    settings: list[list[Part]] = [
+        [name, said(name, value)] for name, value in record.settings.items()
+    ]
     return joined(
         *shown,
-        tag("p", f"With {versions}.{chance if not story.command else ''}"),
+        table("What it ran with", ["what", "value"], _circumstances(record), class_="wrap"),
         folded(
             "Every setting",
-            table(
-                "Settings as they were decided",
-                ["setting", "value"],
-                [[name, repr(value)] for name, value in record.settings.items()],
-                class_="wrap",
-            ),
+            table("Settings as they were decided", ["setting", "value"], settings, class_="wrap"),
         ),
     )
 
 
-def _settled(record: Record) -> bool:
-    settings = record.settings
-    drawn = settings.get("positions"), settings.get("resamples")
-    return not any(drawn) and settings.get("selector") != "random"
+def _circumstances(record: Record) -> list[list[Part]]:
+    """Return what else the result depends on, as far as the record knows it."""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    rows: list[tuple[str, str | int | None]] = [
+        ("ended", moment(record.date)),
+        ("versions", versions),
+        ("threads", record.threads),
+        ("random numbers", _chance(record)),
+    ]
+    for done in (*record.earlier, record.distilled):
+        if done is not None:
+            rows.append(("distillation ended", moment(done.date)))
+            rows.append(("its random numbers", f"from seed {done.settings.get('seed')}"))
+    rows.append(("checksum of the network before", record.original))
+    rows.append(("checksum of the images", record.images_checksum))
+    return [[name, value] for name, value in rows if value is not None]
 
 
-def _code(title: str, text: str) -> Markup:
+def _chance(record: Record) -> str:
+    if not draws_in(record.settings):
+        return "none were drawn"
+    if record.seed is None:
+        return "drawn from a generator: hand over the same one, in the same state, to repeat it"
+    return f"from seed {record.seed}"
+
+
+def said(name: str, value: Any) -> str:
+    """Return a setting in words.
+
+    >>> said("layers", None), said("refit", True), said("budget", {"macs": 0.5, "params": None})
+    ('all', 'yes', 'macs 0.5')
+    >>> said("memory_limit", 2 * 10**9), said("skip", ["fc", "conv1"]), said("eps", {})
+    ('2 GB', 'fc, conv1', 'none')
+    """
+    if value is None:
+        return "all" if name == "layers" else "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "memory_limit":
+        return size(value)
+    if isinstance(value, Mapping):
+        given = [f"{key} {said('', part)}" for key, part in value.items() if part is not None]
+        return "; ".join(given) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(said("", part) for part in value) or "none"
+    return str(value)
+
+
+def _code(title: str, lines: Iterable[str]) -> Markup:
+    """Return lines of code, each an element of its own: a long one is indented where it breaks."""
+    code = (tag("code", line) for line in lines)
     return joined(
         tag("h3", title),
-        tag("pre", tag("code", text), tabindex=0, role="region", aria_label=title),
+        tag("pre", *code, tabindex=0, role="region", aria_label=title),
     )

@@ -1,6 +1,7 @@
 """Numbers as people read them."""
 
 import math
+from datetime import datetime
 
 _LETTERS = ("", " k", " M", " G", " T")
 _BYTES = (" B", " kB", " MB", " GB", " TB")
@@ -35,6 +36,15 @@ def seconds(value: int | float) -> str:
         return f"{value:.3g} s"
     minutes = round(value / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(date: str | None) -> str | None:
+    """Return a date of a record as people read it.
+
+    >>> moment("2026-11-16T18:34:07+00:00")
+    '2026-11-16, 18:34 UTC'
+    """
+    return None if date is None else f"{datetime.fromisoformat(date):%Y-%m-%d, %H:%M} UTC"
 
 
 def percent(share: int | float) -> str:

@@ -8,16 +8,29 @@ from typing import Any
 
 from entrim.budget import Budget
 from entrim.distilling import distill
+from entrim.records import Record
 from entrim.settings import OURS, PAPER, Settings
 
 
-def call(settings: Mapping[str, Any]) -> str:
+def calls(record: Record) -> list[str]:
+    """Return the lines of Python that lead from `model` and `images` to the network."""
+    lines = [f"small = {call(record.settings, record.seed)}"]
+    for training in (*record.earlier, record.distilled):
+        if training is not None:
+            start = "small" if len(lines) == 1 else "better"
+            lines.append(f"better = {taught(training.settings, start)}")
+    return lines
+
+
+def call(settings: Mapping[str, Any], seed: int | None = None) -> str:
     """Return the call of `sparsify` with everything that is not its default.
 
     >>> call({"budget": {"params": 0.3, "macs": None}, "mode": "sequential", "round_to": 8})
     'entrim.sparsify(model, images, budget=entrim.Budget(params=0.3), round_to=8)'
     """
     options = [f"{name}={_written(name, value)}" for name, value in told(settings).items()]
+    if seed is not None:
+        options.append(f"generator=torch.Generator().manual_seed({seed})")
     return f"entrim.sparsify({', '.join(['model', 'images', *options])})"
 
 
@@ -33,19 +46,19 @@ def told(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def training(settings: Mapping[str, Any]) -> str:
-    """Return the call of `distill` with everything that is not its default.
+def taught(settings: Mapping[str, Any], start: str = "small") -> str:
+    """Return the call of `distill` with its seed and everything that is not its default.
 
-    >>> training({"epochs": 3, "batch": 64, "schedule": "cosine"})
-    'entrim.distill(small, images, epochs=3)'
+    >>> taught({"epochs": 3, "batch": 64, "schedule": "cosine", "seed": 0})
+    'entrim.distill(small, images, epochs=3, seed=0)'
     """
     known = signature(distill).parameters
     options = [
         f"{name}={value!r}"
         for name, value in settings.items()
-        if name in known and value != known[name].default
+        if name == "seed" or (name in known and value != known[name].default)
     ]
-    return f"entrim.distill({', '.join(['small', 'images', *options])})"
+    return f"entrim.distill({', '.join([start, 'images', *options])})"
 
 
 def command(words: Sequence[str]) -> str:

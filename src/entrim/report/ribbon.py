@@ -48,7 +48,7 @@ def across(layers: Sequence[Layer]) -> Markup:
             ]
     height = 2 * middle + (26 + names * math.sin(math.pi / 3) if slanted else 34)
     drawn = _bands(layers, places, step, middle, most, lambda a, b: (a, b), "across")
-    return picture(_told(layers), span, height, drawn, *marks, class_="ribbon across")
+    return picture(_told(layers), span, height, drawn, *marks, class_="ribbon wide")
 
 
 def down(layers: Sequence[Layer]) -> Markup:
@@ -63,7 +63,7 @@ def down(layers: Sequence[Layer]) -> Markup:
         for layer, y in zip(layers, places, strict=True)
     ]
     drawn = _bands(layers, places, step, middle, most, lambda a, b: (b, a), "down")
-    return picture(_told(layers), 360, step * len(layers), drawn, *marks, class_="ribbon down")
+    return picture(_told(layers), 360, step * len(layers), drawn, *marks, class_="ribbon narrow")
 
 
 def _bands(

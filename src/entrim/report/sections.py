@@ -1,9 +1,9 @@
 """What was cut, chosen, refitted and frozen; a section without content is None."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from entrim.records import GroupRecord
+from entrim.records import GroupRecord, TradeOff
 from entrim.report import charts, ribbon
 from entrim.report.markup import Markup, Part, bar, folded, joined, table, tag
 from entrim.report.numbers import percent, seconds
@@ -78,9 +78,7 @@ def tradeoff(story: Story) -> Markup | None:
         + (f"Asked for: {asked}." if asked else "No budget was named, so the damage decided."),
     )
     return joined(
-        tag(
-            "div", text, tag("figure", charts.tradeoff(points, kind, WORDS[kind])), class_="beside"
-        ),
+        tag("div", text, tag("figure", *_both(points, kind)), class_="beside"),
         folded(
             "The points as a table",
             table(
@@ -99,6 +97,10 @@ def tradeoff(story: Story) -> Markup | None:
             ),
         ),
     )
+
+
+def _both(points: Sequence[TradeOff], kind: str) -> list[Markup]:
+    return [charts.tradeoff(points, kind, WORDS[kind], wide) for wide in charts.WIDTHS]
 
 
 def _asked(kind: str, value: int | float) -> str:
@@ -123,23 +125,33 @@ def choices(story: Story) -> Markup | None:
             " Below: the importance w of every channel, sorted, and the objective F from step to "
             "step. The certificate is the optimality residual: 0 is a perfect minimum."
         )
-    return joined(tag("p", lines), tag("div", *map(_choice, groups), class_="cards"))
+    usual, count = Counter(group.how for group in groups).most_common(1)[0]
+    if count > 1:
+        whole = count == len(groups)
+        alike = "All were chosen alike" if whole else "Where a card does not say how, as usual"
+        lines += f" {alike} ({usual})."
+    cards = (_choice(group, usual if count > 1 else None) for group in groups)
+    return joined(tag("p", lines), tag("div", *cards, class_="cards"))
 
 
-def _choice(group: GroupRecord) -> Markup:
+def _choice(group: GroupRecord, usual: str | None) -> Markup:
+    """Return the card of one group; how it was chosen is said where that is not as `usual`."""
     shown = [charts.barcode(group.kept, group.channels)]
     if group.w:
         shown.append(charts.importance(group.w, set(group.kept)))
     if len(group.trace) > 1:
         shown.append(charts.descent(group.trace, group.certificate))
-    more = "" if len(group.layers) == 1 else f" Shared by {_some(group.layers)}."
-    steady = "" if group.stability is None else f" Stability {group.stability:.2f}."
+    notes = [] if group.how == usual else [f"{group.how[:1].upper()}{group.how[1:]}."]
+    if len(group.layers) > 1:
+        notes.append(f"Shared by {_some(group.layers)}.")
+    if group.stability is not None:
+        notes.append(f"Stability {group.stability:.2f}.")
     return tag(
         "article",
         tag("h3", group.name),
         tag("p", tag("strong", len(group.kept)), f" of {group.channels} channels", class_="of"),
         *shown,
-        tag("p", f"{group.how[:1].upper()}{group.how[1:]}.{more}{steady}", class_="small"),
+        tag("p", " ".join(notes), class_="small") if notes else None,
         class_="card",
     )
 
@@ -165,6 +177,7 @@ def refits(story: Story) -> Markup | None:
         ]
         for layer in layers
     ]
+    scale = percent(most)
     return joined(
         tag(
             "p",
@@ -173,8 +186,8 @@ def refits(story: Story) -> Markup | None:
             "mean.",
         ),
         table(
-            "Error of every refitted layer, in the order of the rebuild",
-            ["layer", f"0 to {percent(most)}", "error", "inputs", "equations"],
+            f"Error of every refitted layer, in the order of the rebuild; bars end at {scale}",
+            ["layer", f"0 to {scale}", "error", "inputs", "equations"],
             rows,
             class_="bars",
         ),

@@ -37,8 +37,8 @@ class Story:
     record: Record
     layers: tuple[Layer, ...]
     """In the order in which the network holds them."""
-    command: tuple[str, ...] | None = None
-    """How the run was started, where that was the command line."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """How the run was made, where that was the command line; the last one ended here."""
 
     @classmethod
     def of(
@@ -46,15 +46,20 @@ class Story:
         folder: Path,
         record: Record,
         tensors: Mapping[str, str],
-        command: Sequence[str] | None,
+        commands: Sequence[Sequence[str]],
     ) -> "Story":
         """Return the story of a record; `tensors` are those of the network before."""
         return cls(
             folder=str(folder),
             record=record,
             layers=layers_of(record, tensors),
-            command=None if command is None else tuple(command),
+            commands=tuple(map(tuple, commands)),
         )
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """How the run was started, where that was the command line."""
+        return self.commands[-1] if self.commands else None
 
 
 def read(folder: str | os.PathLike[str]) -> Story:
@@ -71,7 +76,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
     """
     place, manifest = Path(folder), read_manifest(folder)
     tensors = manifest["original"]["tensors"]
-    return Story.of(place, record_in(manifest, place), tensors, command_in(place))
+    return Story.of(place, record_in(manifest, place), tensors, commands_in(place))
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
@@ -105,13 +110,21 @@ def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def command_in(place: Path) -> tuple[str, ...] | None:
-    """Return the command that was noted, None where there is no such note or it is not ours."""
+def commands_in(place: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that led to the run in `place`, as noted there; what is not ours is not.
+
+    A run that took up another one notes the commands of that before its own.
+    """
     try:
         noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    words = noted.get("command") if isinstance(noted, dict) else None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return None
-    return tuple(words)
+        return ()
+    if not isinstance(noted, dict) or not _words(noted.get("command")):
+        return ()
+    before = noted.get("before")
+    earlier = before if isinstance(before, list) and all(map(_words, before)) else []
+    return tuple(tuple(words) for words in (*earlier, noted["command"]))
+
+
+def _words(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(word, str) for word in found)

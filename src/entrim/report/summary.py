@@ -1,31 +1,34 @@
-"""What a report says first: the network, four figures, warnings."""
+"""What a report says first: the network, the figures before and after, warnings."""
 
 from collections.abc import Callable
 
-from entrim.records import Record
+from entrim.records import Record, Score
 from entrim.report.markup import Markup, Part, bar, joined, tag
 from entrim.report.numbers import percent, seconds, short, size, times
 from entrim.report.story import Story
 
 
 def head(story: Story) -> Markup:
-    """Return the title, the sentence that says it all, and four figures."""
+    """Return the title, the sentence that says it all, and the figures before and after."""
     record = story.record
+    ended = record.date if record.distilled is None else record.distilled.date
     before, after = record.before, record.after
     sentence = joined(
         "keeps ",
         tag("strong", percent(after.params / max(before.params, 1))),
         " of its parameters and ",
         tag("strong", percent(after.macs / max(before.macs, 1))),
-        f" of its multiplications, chosen with {record.images:,} unlabelled images.",
+        f" of its multiply-accumulates (MACs), chosen with {record.images:,} unlabelled images.",
+        None if record.error is None else _apart(record.error),
     )
     return tag(
         "header",
-        tag("p", "entrim report", class_="brand"),
+        tag("p", "entrim report", f" · {ended[:10]}" if ended else None, class_="brand"),
         tag("h1", record.model),
         tag("p", sentence, class_="lead"),
         tag(
             "ul",
+            None if record.score is None else _score(record.score),
             _figure("parameters", before.params, after.params, short),
             _figure("MACs an image", before.macs, after.macs, short),
             _figure("bytes in memory", before.bytes, after.bytes, size),
@@ -33,6 +36,21 @@ def head(story: Story) -> Markup:
             class_="figures",
         ),
     )
+
+
+def _apart(error: float) -> Markup:
+    return joined(
+        " On these its outputs are ",
+        tag("strong", percent(error)),
+        " of their variance away from the original's.",
+    )
+
+
+def _score(score: Score) -> Markup:
+    """Return the card of the metric; its bar is the share that is left, where that means one."""
+    fall = f"{score.before:.4g} → {score.after:.4g}" + (f", on {score.on}" if score.on else "")
+    share = score.after / score.before if score.before > 0 and score.after >= 0 else None
+    return _card(f"{score.after:.4g}", score.name, fall, share, class_="score")
 
 
 def _figure(word: str, before: int, after: int, write: Callable[[int | float], str]) -> Markup:
@@ -54,12 +72,12 @@ def _latency(record: Record) -> Markup:
     return _card(slower, f"slower {doubt}", fall, share, class_="slower" if sure else None)
 
 
-def _card(big: str, word: str, fall: str, share: int | float, **attributes: Part) -> Markup:
+def _card(big: str, word: str, fall: str, share: float | None, **attributes: Part) -> Markup:
     return tag(
         "li",
         tag("span", big, class_="big"),
         tag("span", word, class_="what"),
-        bar(share),
+        None if share is None else bar(share),
         tag("span", fall, class_="fall"),
         **attributes,
     )

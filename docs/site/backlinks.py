@@ -1,0 +1,41 @@
+"""Lead the links from the pages of source back to where a name is documented.
+
+Sphinx takes one prefix for all names of a source file, that of the first which it meets. A file of
+which some names are documented as `entrim.Record` and others as `entrim.records.Size` would get
+links to `entrim.Size`, which is nowhere.
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from sphinx.application import Sphinx
+
+_BACK = re.compile(r'(<a class="viewcode-back" href="[^"#]*#)([^"]+)"')
+
+
+def documented(name: str, known: Collection[str]) -> str:
+    """Return the name under which `name`, perhaps wrongly prefixed, is documented.
+
+    >>> documented("entrim.Size.params", {"entrim.Record", "entrim.records.Size.params"})
+    'entrim.records.Size.params'
+    """
+    parts = name.split(".")
+    ends = [f".{'.'.join(parts[k:])}" for k in range(1, len(parts))]
+    found = [one for end in ends for one in known if one.endswith(end)]
+    return name if name in known or not found else found[0]
+
+
+def mend(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Rewrite the links of one page of source."""
+    if page.startswith("_modules/") and "body" in context:
+        known = app.env.domains.python_domain.objects
+        context["body"] = _BACK.sub(
+            lambda link: f'{link[1]}{documented(link[2], known)}"', context["body"]
+        )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Tell Sphinx what to call."""
+    app.connect("html-page-context", mend)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -129,23 +129,6 @@ def test_a_report_is_written_where_it_is_wanted(
     assert json.loads(told.out) == {"report": "half/report.html"}
 
 
-def test_the_demo_keeps_more_than_chance_and_the_paper(shown: Ended, workshop: Path) -> None:
-    assert shown.code == 0, shown.err
-    told = json.loads(shown.out)
-    right = {name: row["accuracy, %"] for name, row in told["rows"].items()}
-    size = {name: row["parameters"] for name, row in told["rows"].items()}
-    assert right["trained"] > 95
-    assert right["trained"] - right["entrim"] < 3
-    assert right["entrim"] > max(right["random channels"], right["as in the paper"])
-    assert size["entrim"] == size["random channels"] < size["trained"] / 10
-    assert (workshop / told["report"]).is_file()
-    tuned = {name: row["fine tuned, %"] for name, row in told["rows"].items()}
-    assert tuned.pop("trained") is None
-    assert all(tuned[name] >= right[name] for name in tuned)
-    assert tuned["as in the paper"] > right["as in the paper"] + 2
-    assert "fine tune: 5 of 5" in shown.err
-
-
 def test_an_interruption_and_a_surprise_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

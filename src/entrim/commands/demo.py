@@ -1,41 +1,62 @@
 """`entrim demo`: a small CNN for the digits that scikit-learn ships, made smaller without labels.
 
-Trains for some seconds, then cuts every layer to a quarter of its channels with 300 unlabelled
-images: by the paper's method, by entrim's default, and by the same rebuild on random channels.
-Each is tested as it is, and again after a short fine tuning with the labels.
+Trains for some seconds, then cuts it with 300 unlabelled images in three ways: by the paper's
+method, by entrim's default within as many parameters, and at the same widths with channels drawn
+at random, rebuilt alike. Each is tested as it is, and again after a short fine tuning with the
+labels. Every cut is a run like any other: it can be reported, compared, exported and distilled.
 """
 
 import copy
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from entrim.budget import Budget
+from entrim.commands.runs import reported, reserved
 from entrim.commands.showing import Progress, table, tell, tell_json
-from entrim.errors import CommandError, MissingExtraError
+from entrim.errors import CommandError, MissingExtraError, SaveError
 from entrim.network import measure
 from entrim.pipeline import sparsify
 from entrim.records import Step
-from entrim.report import write
 from entrim.report.numbers import seconds, size
+from entrim.report.story import commands_in
+from entrim.sparsified import Sparsified
 
-WIDTHS = {"*": 0.25}
-METHODS: dict[str, dict[str, Any]] = {
-    "as in the paper": {"mode": "independent", "refit": False},
-    "entrim": {},
-    "random channels": {"selector": "random"},
-}
+EPS = 1e-2
+"""The strength of the paper's method: a thirtieth of the parameters remains."""
 EPOCHS, RATE = 30, 3e-3
 TUNED, SLOWLY = 5, 1e-3
 """The epochs and the rate of the fine tuning."""
-Row = tuple[int, int, int, float, float, float | None]
-"""Parameters, MACs, bytes, latency, accuracy as cut, accuracy fine tuned."""
+LESSON, CALIBRATION = 1200, 300
+"""Images to learn from, and those of them to cut with; the others test."""
+PAPER, OURS, CHANCE = "paper", "entrim", "random"
+"""The cuts, which are called as their folders."""
+_TITLES = {PAPER: "the paper's method", OURS: "entrim", CHANCE: "random channels, rebuilt"}
+_IMAGES, _WEIGHTS = "digits.npy", "trained.safetensors"
 _EXAMPLES = """\
 examples:
   entrim demo
-  entrim demo --out /tmp/demo --json"""
+  entrim demo --out /tmp/demo --json
+  entrim export entrim-demo/entrim --onnx digits.onnx"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the table tells of one network."""
+
+    parameters: int
+    macs: int
+    bytes_on_disk: int
+    latency: float
+    accuracy: float
+    fine_tuned: float | None = None
 
 
 def add(subparsers: Any) -> ArgumentParser:
@@ -43,9 +64,9 @@ def add(subparsers: Any) -> ArgumentParser:
     parser: ArgumentParser = subparsers.add_parser(
         "demo",
         help="train a small CNN on embedded digits and make it smaller, offline",
-        description="Train a small CNN on scikit-learn's digits, cut it to a quarter of its "
-        "channels without labels, fine tune it briefly, print a table, write the report. No "
-        "download.",
+        description="Train a small CNN on scikit-learn's digits, make it smaller without labels as "
+        "the paper does and as entrim does by default, fine tune it briefly, print a table, write "
+        "reports. No download.",
         epilog=_EXAMPLES,
     )
     parser.add_argument(
@@ -56,33 +77,94 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Train, cut, fine tune, print."""
-    if Path(args.out).is_file():
-        raise CommandError(f"{args.out} is a file: name another folder with --out")
-    torch.manual_seed(0)
-    x, y = _digits()
-    model, progress = network(), Progress()
-    train(model, x[:1200], y[:1200], progress)
-    test, cost = (x[1200:], y[1200:]), measure(model, x[:4])
-    latency = cost.latency.median
-    right = accuracy(model, *test)
-    rows: dict[str, Row] = {"trained": (cost.params, cost.macs, cost.bytes, latency, right, None)}
-    page = Path()
-    for name, how in METHODS.items():
-        generator = torch.Generator().manual_seed(0)
-        small = sparsify(
-            model, x[:300], widths=WIDTHS, generator=generator, on_step=progress, **how
-        )
-        after = small.record.after
-        right = accuracy(small.model, *test)
-        tuned = copy.deepcopy(small.model)
-        train(tuned, x[:1200], y[:1200], progress, stage="fine tune", epochs=TUNED, rate=SLOWLY)
-        sizes = after.params, after.macs, after.bytes, after.latency
-        rows[name] = (*sizes, right, accuracy(tuned, *test))
-        small.save(Path(args.out, name.replace(" ", "-")))
-        if not how:
-            page = write(Path(args.out, name))
-    _tell(rows, page, len(test[0]), args.json)
+    place = Path(args.out)
+    with reserved(place, refuse_other), Progress() as progress:
+        torch.manual_seed(0)
+        x, y = _digits()
+        lesson, test = (x[:LESSON], y[:LESSON]), (x[LESSON:], y[LESSON:])
+        model = network()
+        train(model, *lesson, progress)
+        _keep(place, model, x[:CALIBRATION])
+        rows, pages = {"trained": _trained(model, place, test)}, {}
+        for name, cut in _cuts(model, x[:CALIBRATION], progress):
+            small = cut.scored(
+                lambda net: accuracy(net, *test), on=f"{len(test[0])} digits never seen"
+            )
+            small.save(place / name)
+            pages[name] = reported(place / name, _as_a_run(args, place))
+            tuned = copy.deepcopy(small.model)
+            train(tuned, *lesson, progress, stage="fine tune", epochs=TUNED, rate=SLOWLY)
+            rows[name] = _row(small, place / name, accuracy(tuned, *test))
+    _tell(rows, pages, len(test[0]), args.json)
     return 0
+
+
+def refuse_other(place: Path) -> None:
+    """Refuse a folder that holds anything else than an earlier demo."""
+    known = {_IMAGES, _WEIGHTS, ".entrim.lock", *_TITLES}
+    runs = [place / name for name in _TITLES if (place / name).exists()]
+    ours = all(words[1:2] == ("demo",) for run in runs for words in commands_in(run) or [()])
+    if not ours or {entry.name for entry in place.iterdir()} - known:
+        raise CommandError(
+            f"{place} holds something else than a demo: name another folder with --out"
+        )
+
+
+def _keep(place: Path, model: nn.Module, images: Tensor) -> None:
+    """Write what later commands on the cuts ask for: the images, and the trained weights."""
+    try:
+        np.save(place / _IMAGES, images.numpy())
+        save_file(model.state_dict(), place / _WEIGHTS)
+    except OSError as error:
+        raise SaveError(f"{place} cannot be written ({error}): make room") from error
+
+
+def _as_a_run(args: Namespace, place: Path) -> Namespace:
+    """Return the arguments with network and images, as those of a run on files have them."""
+    seen = dict.fromkeys(("key", "resize", "channels", "mean", "std"))
+    model = f"{__name__}:{network.__name__}"
+    files = {"weights": str(place / _WEIGHTS), "images": str(place / _IMAGES)}
+    return Namespace(words=args.words, model=model, **files, **seen, scale=255.0)
+
+
+def _cuts(model: nn.Module, images: Tensor, progress: Progress) -> Iterator[tuple[str, Sparsified]]:
+    """Yield the cuts one after the other."""
+
+    def cut(name: str, **options: Any) -> Sparsified:
+        progress.head(_TITLES[name])
+        generator = torch.Generator().manual_seed(0)
+        return sparsify(model, images, generator=generator, on_step=progress, **options)
+
+    paper = cut(PAPER, preset="paper", eps_w=-EPS, eps_l2=EPS)
+    yield PAPER, paper
+    ours = cut(OURS, budget=Budget(params=paper.record.after.params))
+    yield OURS, ours
+    widths = {group.name: len(group.kept) for group in ours.record.groups}
+    yield CHANCE, cut(CHANCE, widths=widths, selector="random")
+
+
+def _trained(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
+    cost = measure(model, test[0][:4])
+    return Row(
+        parameters=cost.params,
+        macs=cost.macs,
+        bytes_on_disk=(place / _WEIGHTS).stat().st_size,
+        latency=cost.latency.median,
+        accuracy=accuracy(model, *test),
+    )
+
+
+def _row(small: Sparsified, folder: Path, tuned: float) -> Row:
+    after, score = small.record.after, small.record.score
+    assert score is not None
+    return Row(
+        parameters=after.params,
+        macs=after.macs,
+        bytes_on_disk=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        latency=after.latency,
+        accuracy=score.after,
+        fine_tuned=tuned,
+    )
 
 
 def network() -> nn.Sequential:
@@ -139,23 +221,28 @@ def _digits() -> tuple[Tensor, Tensor]:
     return x, torch.as_tensor(classes)[order]
 
 
-def _share(tuned: float | None) -> str:
-    return "" if tuned is None else f"{tuned:.1f}"
-
-
-def _tell(rows: dict[str, Row], page: Path, images: int, as_json: bool) -> None:
-    names = ["parameters", "MACs", "bytes", "latency", "accuracy, %", "fine tuned, %"]
+def _tell(rows: Mapping[str, Row], pages: Mapping[str, Path], images: int, as_json: bool) -> None:
     if as_json:
-        found = {name: dict(zip(names, row, strict=True)) for name, row in rows.items()}
-        tell_json({"rows": found, "images": images, "report": str(page)})
+        found = {name: asdict(row) for name, row in rows.items()}
+        reports = {name: str(page) for name, page in pages.items()}
+        tell_json({"rows": found, "images": images, "reports": reports})
         return
+    head = ["", "parameters", "MACs", "on disk", "latency", "accuracy, %", "fine tuned, %"]
     shown = [
-        [name, f"{params:,}", f"{macs:,}", size(held), seconds(took), f"{right:.1f}", _share(tuned)]
-        for name, (params, macs, held, took, right, tuned) in rows.items()
+        [
+            _TITLES.get(name, name),
+            f"{row.parameters:,}",
+            f"{row.macs:,}",
+            size(row.bytes_on_disk),
+            seconds(row.latency),
+            f"{row.accuracy:.1f}",
+            "" if row.fine_tuned is None else f"{row.fine_tuned:.1f}",
+        ]
+        for name, row in rows.items()
     ]
     tell(
-        f"accuracy on {images} images never seen, as cut without labels, and after {TUNED} epochs "
+        f"accuracy on {images} digits never seen, as cut without labels, and after {TUNED} epochs "
         "of fine tuning with labels"
     )
-    tell(table([["", *names], *shown]))
-    tell(f"report: {page}")
+    tell(table([head, *shown]))
+    tell(f"reports: {pages[OURS]}, and of the paper's method {pages[PAPER]}")

@@ -58,7 +58,7 @@ def test_the_cifar_networks_follow_a_cosine_from_a_tenth_to_nothing() -> None:
 
 
 def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
-    sides, recipes = zip(*cifar_growing().items(), strict=True)
+    sides, recipes = zip(*cifar_growing(), strict=True)
     assert sides == tuple(sorted(sides))
     assert sides[-1] == 32
     for recipe in recipes:

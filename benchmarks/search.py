@@ -116,6 +116,19 @@ def uniform(subject: Subject) -> dict[str, Any]:
     return {"at": at}
 
 
+def allocated(subject: Subject) -> dict[str, Any]:
+    """Return the held-out accuracy of the widths that a budget is given, without any label."""
+    at = {}
+    for budget in BUDGETS:
+        asked = entrim.Budget(params=budget)
+        small = entrim.sparsify(subject.model, subject.images, budget=asked).model
+        at[str(budget)] = accuracy(small, *subject.test)
+    return {"at": at}
+
+
+UNLABELLED = {"one width for all layers": uniform, "a budget, without labels": allocated}
+
+
 def mean(values: Sequence[float]) -> float:
     """Return the mean."""
     return statistics.fmean(values)
@@ -137,9 +150,10 @@ def main() -> None:
             points.setdefault(kind, []).append(
                 ledger.point(f"{kind} {seed}", lambda s=subject, k=kind: found(s, k))
             )
-        points.setdefault("one width for all layers", []).append(
-            ledger.point(f"uniform {seed}", lambda s=subject: uniform(s))
-        )
+        for name, find in UNLABELLED.items():
+            points.setdefault(name, []).append(
+                ledger.point(f"{name} {seed}", lambda s=subject, find=find: find(s))
+            )
     sections = [_volumes(points), _budgets(points), _pruning(points)]
     print(write("search", "python -m benchmarks.search", sections))
 

@@ -84,10 +84,10 @@ def vgg_section(points: Points) -> str:
     lines = [
         "## VGG-16 before any fine tuning",
         "`default` and `paper` (each layer alone, no refit) at the widths that eps gives, and at "
-        "those of the paper's last row, with channels chosen by magnitude, rebuilt alike.",
+        "those of the paper's last row, there also with channels chosen by magnitude, rebuilt alike.",
         table(HEADER, rows_of({k: v for k, v in points.items() if "time" not in k}, name)),
     ]
-    intact, whole = points.get(f"{name} intact"), points.get(f"{name} {large.ROW} magnitude")
+    intact, whole = points.get(f"{name} intact"), points.get(f"{name} {large.ROW} default")
     if intact and whole:
         drop = intact["report"] - whole["report"]
         bar = f"less lost than the paper's {PAPER_DROP:.2f} points at its widths: {drop:.2f}"

@@ -196,4 +196,5 @@ def _size(model: nn.Module, example: Example) -> Size:
         bytes=cost.bytes,
         latency=latency.median,
         spread=latency.spread,
+        batch=latency.batch,
     )

@@ -60,6 +60,8 @@ class Size:
     """Seconds of one pass over the example, the median of measured runs."""
     spread: float = field(compare=False)
     """The interquartile range of those seconds."""
+    batch: int = field(compare=False)
+    """The images of that pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

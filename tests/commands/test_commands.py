@@ -76,6 +76,19 @@ def test_force_replaces_a_run_and_options_reach_the_function(
     assert read_manifest(workshop / "other")["plan"]["kept"] == told["kept"]
 
 
+def test_the_images_of_the_pass_that_is_timed_are_told(command: Command, workshop: Path) -> None:
+    words = ("sparsify", "nets.py:small", "--images", "x.npy", "--count", "30", "--latency", "9s")
+    done = command(*words, "--batch", "1", "--out", "single")
+    assert done.code == 0, done.err
+    assert "latency, batch of 1 " in done.out
+    assert ", for 1 image<" in (workshop / "single" / "report.html").read_text()
+    assert read(workshop / "single").record.after.batch == 1
+    for batch in ("0", "31"):
+        bad = command(*words, "--batch", batch, "--out", "never")
+        assert_refused(bad, f"--batch is {batch}: ask for 1 to 30 images")
+    assert not (workshop / "never").exists()
+
+
 def test_runs_stand_side_by_side(command: Command, workshop: Path, ended: Ended) -> None:
     done = command("compare", "half", "half", "--layers")
     assert done.code == 0, done.err

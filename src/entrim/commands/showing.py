@@ -88,9 +88,11 @@ def sizes(record: Record) -> str:
     """Return what the network cost before and costs now, and how well it did and does."""
     before, after = record.before, record.after
     rows = [["", "before", "after", "less"]]
+    passed = f"latency, batch of {after.batch}"
+    names = {"params": "parameters", "macs": "MACs", "latency": passed}
     for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
         was, now = getattr(before, word), getattr(after, word)
-        name = {"params": "parameters", "macs": "MACs"}.get(word, word)
+        name = names.get(word, word)
         rows.append([name, write(was), write(now), times(was, now)])
     told = [table(rows)]
     if record.error is not None:

@@ -67,6 +67,9 @@ def _add_budget(parser: ArgumentParser) -> None:
         "--latency", type=amounts.time, metavar="5ms", help="of one pass, measured here"
     )
     group.add_argument(
+        "--batch", type=int, metavar="N", help="images of the pass that is timed (4)"
+    )
+    group.add_argument(
         "--max-error", type=float, metavar="0.05", help="of the outputs, of their variance"
     )
 
@@ -118,7 +121,8 @@ def run(args: Namespace) -> int:
         generator = torch.Generator().manual_seed(args.seed)
         with Progress() as progress:
             watched = {"on_step": progress, "journal": journal, "generator": generator}
-            small = sparsify(model, images, **watched, **options(args))
+            timed = _timed(images, args.batch)
+            small = sparsify(model, images, example=timed, **watched, **options(args))
         small = scored(small, metric)
         page = _saved(small, place, journal, noted(args))
     if args.json:
@@ -142,6 +146,13 @@ def options(args: Namespace) -> dict[str, Any]:
         if patterns:
             found[name] = dict(patterns)
     return found
+
+
+def _timed(images: Tensor, batch: int | None) -> Tensor | None:
+    """Return the images of the pass that is timed, where their number was asked for."""
+    if batch is not None and not 1 <= batch <= len(images):
+        raise CommandError(f"--batch is {batch}: ask for 1 to {len(images)} images, as many as are")
+    return None if batch is None else images[:batch]
 
 
 def _scores(file: Path) -> dict[str, Tensor]:

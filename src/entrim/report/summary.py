@@ -62,7 +62,7 @@ def _latency(record: Record) -> Markup:
     """Return the card of the time, which says so where the passes differ more than the networks."""
     before, after = record.before, record.after
     fall = f"{seconds(before.latency)} → {seconds(after.latency)}, give or take "
-    fall += seconds(after.spread / 2)
+    fall += f"{seconds(after.spread / 2)}, for {after.batch} image{'s' * (after.batch != 1)}"
     share = after.latency / before.latency if before.latency else 1.0
     sure = abs(before.latency - after.latency) > (before.spread + after.spread) / 2
     doubt = "here" if sure else "here, within the noise"

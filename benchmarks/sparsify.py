@@ -84,7 +84,7 @@ def vgg_section(points: Points) -> str:
     lines = [
         "## VGG-16 before any fine tuning",
         "`default` and `paper` (each layer alone, no refit) at the widths that eps gives, and at "
-        "those of the paper's last row, there also with channels chosen by magnitude, rebuilt alike.",
+        "those of the paper's last row, there also with channels by magnitude, rebuilt alike.",
         table(HEADER, rows_of({k: v for k, v in points.items() if "time" not in k}, name)),
     ]
     intact, whole = points.get(f"{name} intact"), points.get(f"{name} {large.ROW} default")

@@ -200,9 +200,9 @@ WAYS: dict[str, Callable[[Bench], Cut]] = {
     "64 images": by_market(with_images(64)),
     "500 images": by_market(with_images(500)),
     "again with the others held, a second round": by_market(second_round),
-    "again after half of the cut, in two runs": in_two_cuts,
     "relative errors of the layers": by_market(layer_error),
     "output gradients instead of passes": by_market(output_gradients),
+    "again after half of the cut, in two runs": in_two_cuts,
 }
 
 

@@ -192,8 +192,9 @@ def main() -> None:
         "Accuracy in percent on test images 5,000-9,999, without labels, from 500 images; in "
         "brackets the parameters and MACs that remain, in percent. Nothing is trained but under "
         "`+ distill`, which learns from the same 500 images. All ways but torch-pruning's global "
-        "magnitude, which keeps the old weights, are rebuilt alike; one eps is the least, "
-        "up to 15 percent, that keeps the budget: widths jump, so it may cut more than it must."
+        "magnitude, which keeps the old weights, are rebuilt alike; one eps is the least "
+        "from 1e-7, up to 15 percent, that keeps the budget: widths jump, so it may cut more than "
+        "it must."
     )
     known = [name for name in NETWORKS if f"{name} | intact" in points]
     looks = {"allocation": "allocation", "+ distill": "allocation", **{w: w for w in OTHERS}}

@@ -78,6 +78,28 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (["--seeds", "0", "-1"], "seeds are [0, -1]: name whole numbers from 0"),
+        (["--epochs", "0"], "epochs are [0]: name whole numbers from 1, or none at all"),
+        (["--record", "{folder}/missing/record.json"], "there is no folder {folder}/missing"),
+        (["--record", "{folder}"], "{folder} is a folder: name a file"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_run(
+    told: list[str],
+    said: str,
+    toys: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = [word.format(folder=tmp_path) for word in told]
+    assert main(["reproduce", "lenet-conv", "--work", str(tmp_path / "work"), *told]) == 1
+    assert said.format(folder=tmp_path) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture(scope="module")
 def cut_only(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return the table of toys in which one way was cut, and nothing trained."""
@@ -228,14 +250,6 @@ def test_a_misuse_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
         main(["reproduce", "alexnet"])
     assert left.value.code == 2
     assert capsys.readouterr().out == ""
-
-
-def test_epochs_that_cannot_be_are_refused_in_one_sentence(
-    toys: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--epochs", "0"]
-    assert main([*told, "--ways", "widths"]) == 1
-    assert "epochs is 0" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_groups_of_lenet_are_those_that_are_traced() -> None:

@@ -1,7 +1,6 @@
 """`entrim export`: a smaller network as a file for other runtimes, compared before written."""
 
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from entrim.answers import Answer, answer_of, outputs
+from entrim.commands.places import refuse_unwritable
 from entrim.commands.saved import Scene, add_saved, read_saved
 from entrim.commands.showing import Progress, table, tell, tell_json
 from entrim.errors import CommandError
@@ -55,7 +55,7 @@ def add(subparsers: Any) -> ArgumentParser:
 def run(args: Namespace) -> int:
     """Export, compare, write, sum up."""
     places = _places(args)
-    _refuse_unwritable(places, args.force)
+    _refuse(places, args.force)
     with redirect_stdout(sys.stderr):  # what models and exporters print is no result
         scene = read_saved(args)
         before = None if scene.original is None else _right(answer_of(scene.original), scene)
@@ -82,23 +82,12 @@ def _places(args: Namespace) -> list[Path]:
     return [place, eight] if args.int8 else [place]
 
 
-def _refuse_unwritable(places: Sequence[Path], force: bool) -> None:
-    """Refuse what cannot be written before any work."""
+def _refuse(places: Sequence[Path], force: bool) -> None:
+    """Refuse what cannot be written, or would be lost, before any work."""
     for place in places:
-        if place.is_dir():
-            raise CommandError(f"{place} is a folder: name a file")
+        refuse_unwritable(place)
         if place.exists() and not force:
             raise CommandError(f"{place} is there: name another file, or pass --force")
-    folder = places[0].parent
-    if not folder.is_dir():
-        raise CommandError(f"there is no folder {folder}: make it, or name another file")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise CommandError(
-            f"{folder} cannot be written ({error.strerror}): name a file elsewhere"
-        ) from error
 
 
 def _made(scene: Scene, args: Namespace, progress: Progress) -> list[Exported]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from entrim import atomic
+from entrim.commands.places import refuse_unwritable
 from entrim.commands.showing import Progress, tell
 from entrim.errors import SaveError
 from entrim.experiments.cutting import WAYS
@@ -78,6 +79,8 @@ def run(args: Namespace) -> int:
         scratch=not args.no_scratch,
     )
     folder = args.work or work_folder()
+    if args.record is not None:
+        refuse_unwritable(args.record)
     if not args.finished:
         print(experiment.plan(options), file=sys.stderr)
         print(f"what is finished in {folder} is not run again", file=sys.stderr)
@@ -95,5 +98,8 @@ def _record(file: Path, content: str) -> None:
     try:
         atomic.write(file, content.encode() + b"\n")
     except OSError as error:
-        raise SaveError(f"the record {file} cannot be written ({error}): pass --record") from error
+        raise SaveError(
+            f"the record {file} cannot be written ({error}): make room, or name another with "
+            "--record; what was run is kept and is not run again"
+        ) from error
     print(f"record: {file}", file=sys.stderr)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from entrim.errors import BadSettingError
 from entrim.experiments import subjects
 from entrim.experiments.bars import verdicts
 from entrim.experiments.cutting import WAYS, Measured, baseline, measure_row
@@ -34,6 +35,14 @@ class Options:
     epochs: tuple[int, ...] | None = None
     """Of fine tuning and of training from new weights, instead of the published ones."""
     scratch: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.seeds, default=-1) < 0:
+            raise BadSettingError(f"seeds are {list(self.seeds)}: name whole numbers from 0")
+        if min(self.epochs or (1,)) < 1:
+            raise BadSettingError(
+                f"epochs are {list(self.epochs or ())}: name whole numbers from 1, or none at all"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
 
     assert main(told) == 0
     first = capsys.readouterr()
-    assert "2 rows" not in first.out
+    assert "epochs of training" not in first.out
     assert "epochs of training" in first.err
     record = json.loads((tmp_path / "lenet-conv.json").read_text())
     assert {one["way"] for one in record["measured"]} == {"paper", "default"}

@@ -128,9 +128,10 @@ class _Run:
                 )
             self.best = _cloned(self.model)
         try:
-            while not state.ending:
-                self._epoch(save)
-            save(True)
+            if not state.ending:  # a finished run is only read
+                while not state.ending:
+                    self._epoch(save)
+                save(True)
         except KeyboardInterrupt:
             if self.mark is not None:
                 self.mark.go_back(self.model, self.generator)

@@ -20,6 +20,7 @@ from entrim.experiments.published import Cell, tables
 from entrim.experiments.report import NOT_RUN, Line, Report
 from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.rows import rows_of
+from entrim.experiments.studies import STUDIES
 from entrim.experiments.teaching import cifar_training
 from entrim.experiments.work import NotFinishedError, Work
 from entrim.network import trace
@@ -85,6 +86,8 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
         (["--epochs", "0"], "epochs are [0]: name whole numbers from 1, or none at all"),
         (["--record", "{folder}/missing/record.json"], "there is no folder {folder}/missing"),
         (["--record", "{folder}"], "{folder} is a folder: name a file"),
+        (["images", "--ways", "paper"], "images knows no --ways: leave it out"),
+        (["robustness", "--no-scratch"], "robustness knows no --no-scratch: leave it out"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_run(
@@ -95,7 +98,8 @@ def test_what_cannot_work_is_refused_before_anything_is_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = [word.format(folder=tmp_path) for word in told]
-    assert main(["reproduce", "lenet-conv", "--work", str(tmp_path / "work"), *told]) == 1
+    experiment = [] if told[0] in (*STUDIES, "robustness") else ["lenet-conv"]
+    assert main(["reproduce", *experiment, *told, "--work", str(tmp_path / "work")]) == 1
     assert said.format(folder=tmp_path) in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -127,12 +131,12 @@ def test_a_drop_is_counted_from_the_own_baseline(cut_only: Report) -> None:
 
 def test_every_row_tells_sizes_and_speed_also_where_the_paper_does_not(cut_only: Report) -> None:
     lines = {(line.row, line.quantity): line for line in cut_only.lines}
-    (cut, _) = (one["cut"] for one in cut_only.measured)
+    (cut, timing), _ = ((one["cut"], one["timing"]) for one in cut_only.measured)
     (size,), (macs,), (faster,) = (
         lines["E1", name].ours["widths"]
         for name in ("size, MB", "FLOPs; ours MACs", "speedup, batch of 4")
     )
-    assert (size, macs, faster) == (cut["bytes"] / 1e6, cut["FLOPs"], cut["speedup"])
+    assert (size, macs, faster) == (cut["bytes"] / 1e6, cut["FLOPs"], timing["speedup"])
     assert size == pytest.approx(4 * 36_498 / 1e6)
     full = {row.name: row.cells for row in rows_of("vgg16-full")}
     assert full["conv_all+fc"]["size"].printed == "6.5MB"
@@ -200,7 +204,7 @@ def test_a_point_is_measured_once_for_the_same_settings(tmp_path: Path) -> None:
         return {"value": 2.5}
 
     for settings in ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3}):
-        assert work.point("some point", settings, measure) == {"value": 2.5}
+        assert work.point("some point", settings, measure)["value"] == 2.5
     assert len(calls) == 2
     with pytest.raises(NotFinishedError, match="--finished"):
         replace(work, only_finished=True).point("some point", {"a": 9}, measure)
@@ -256,3 +260,53 @@ def test_the_groups_of_lenet_are_those_that_are_traced() -> None:
     entry = ZOO["LeNet"]
     names = {group.name for group in trace(entry.model(), entry.images(2)).groups}
     assert {name for row in rows_of("lenet-full") for name in row.eps} <= names
+
+
+def test_seeds_are_shown_one_by_one_and_missing_ones_counted() -> None:
+    widths = Line(row="E1", quantity="kept", ours={"a": ["9", "8", "8"], "b": ["8", "8"]})
+    assert widths.cells()[3:] == ["9; 8; 8", "", "8", ""]
+    drops = Line(row="E1", quantity="drop", ours={"a": [1.0, 3.0], "b": [2.0], "c": []})
+    assert drops.cells()[3::2] == ["2.00 ± 1.41", "2.00 (1 of 2 seeds)", NOT_RUN]
+    assert replace(drops, elsewhere=True).cells()[3:] == ["-", ""] * 3
+
+
+def test_a_difference_has_the_digits_of_the_paper_and_heeds_its_slips() -> None:
+    ours = {"a": [14_350_281.0]}
+    printed = Line(row="x", quantity="p", paper=Cell("1.47e7"), ours=ours, decimals=0)
+    assert printed.cells()[2:] == ["1.47e7", "14,350,281", "-300,000"]
+    mended = replace(printed, arithmetic=Cell("1.44e7"))
+    assert mended.cells()[2:] == ["1.47e7, must be 1.44e7", "14,350,281", "+0"]
+    rows = {row.name: row for row in (*rows_of("vgg16-groups"), *rows_of("vgg16-full"))}
+    assert rows["conv5-7"].arithmetic["parameters"].printed == "1.44e7"
+    assert rows["conv_all+fc"].arithmetic["size"].printed == "6.6MB"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "told", "kinds"),
+    [
+        ("vgg16-full", Options(epochs=(1,)), ({1}, set())),
+        ("vgg16-scratch", Options(epochs=(1,)), (set(), {1})),
+        ("resnet18", Options(epochs=(2,)), ({2}, set())),
+        ("lenet-conv", Options(quick=True), ({1}, {1})),
+        ("lenet-conv", Options(quick=True, epochs=()), (set(), set())),
+        ("lenet-conv", Options(quick=True, epochs=(3,)), ({3}, {3})),
+        ("lenet-conv", Options(epochs=(3,), scratch=False), ({3}, set())),
+    ],
+)
+def test_other_epochs_replace_what_a_row_has_and_add_nothing(
+    experiment: str,
+    told: Options,
+    kinds: tuple[set[int], set[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    asked: list[tuple[set[int], set[int]]] = []
+
+    def look(work: Work, subject: Any, row: Any, way: str, tuned: Any, scratch: Any) -> Measured:
+        asked.append((set(tuned), set(scratch)))
+        return Measured(row=row.name, way=way, seed=0)
+
+    monkeypatch.setattr("entrim.experiments.reproduce.measure_row", look)
+    replace(EXPERIMENTS[experiment], subject=toy).run(Work(tmp_path), told)
+    assert asked
+    assert all(one == kinds for one in asked)

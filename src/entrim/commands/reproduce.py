@@ -8,7 +8,7 @@ from typing import Any
 from entrim import atomic
 from entrim.commands.places import refuse_unwritable
 from entrim.commands.showing import Progress, tell
-from entrim.errors import SaveError
+from entrim.errors import CommandError, SaveError
 from entrim.experiments.cutting import WAYS
 from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.robustness import ROBUSTNESS
@@ -38,9 +38,7 @@ def add(subparsers: Any) -> ArgumentParser:
         "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
     )
     parser.add_argument("--quick", action="store_true", help="few images and epochs; no results")
-    parser.add_argument(
-        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how rows are cut"
-    )
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), help="how rows are cut (all)")
     parser.add_argument(
         "--epochs",
         type=int,
@@ -74,10 +72,13 @@ def run(args: Namespace) -> int:
     options = Options(
         seeds=tuple(dict.fromkeys(args.seeds)),
         quick=args.quick,
-        ways=tuple(args.ways),
+        ways=tuple(args.ways or WAYS),
         epochs=None if args.epochs is None else tuple(args.epochs),
         scratch=not args.no_scratch,
     )
+    for option, given in (("--ways", args.ways), ("--no-scratch", args.no_scratch)):
+        if given and args.experiment not in EXPERIMENTS:
+            raise CommandError(f"{args.experiment} knows no {option}: leave it out")
     folder = args.work or work_folder()
     if args.record is not None:
         refuse_unwritable(args.record)

@@ -1,6 +1,7 @@
 """Rankings of channels by what others look at: filters, BatchNorm, gradients, the next layer."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from entrim.network.follow import copied
 _LABELLED = 500
 """Images with labels that a gradient is averaged over; as many as the others see without."""
 _BATCH = 100
+BATCHNORM = "BatchNorm scale"
 Scores = dict[str, Float[Tensor, " channels"]]
 Criterion = Callable[[Subject, Sequence[str]], Scores]
 
@@ -33,9 +35,13 @@ def l1_norm(subject: Subject, layers: Sequence[str]) -> Scores:
 
 def batchnorm_scale(subject: Subject, layers: Sequence[str]) -> Scores:
     """Return the absolute scale that a BatchNorm gives every channel."""
-    if not any(isinstance(module, nn.BatchNorm2d) for module in subject.model.modules()):
-        raise NoCriterionError("no BatchNorm")
+    _refuse_without_batchnorm(subject.model)
     return _of_torch_pruning("BNScaleImportance")(subject, layers)
+
+
+def _refuse_without_batchnorm(model: nn.Module) -> None:
+    if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        raise NoCriterionError("no BatchNorm")
 
 
 def taylor(subject: Subject, layers: Sequence[str]) -> Scores:
@@ -80,10 +86,30 @@ def _learn_gradients(model: nn.Module, subject: Subject) -> None:
 
 CRITERIA: dict[str, Criterion] = {
     "L1 norm": l1_norm,
-    "BatchNorm scale": batchnorm_scale,
+    BATCHNORM: batchnorm_scale,
     "torch-pruning's group L2 norm": _of_torch_pruning("GroupMagnitudeImportance"),
     "torch-pruning's LAMP": _of_torch_pruning("LAMPImportance"),
     "torch-pruning's FPGM": _of_torch_pruning("FPGMImportance"),
     "torch-pruning's Taylor, with labels": taylor,
 }
 """By the name in the table."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """What a criterion will say of a network when it is asked; NoCriterionError where it cannot.
+
+    Scores differ in their last bits from machine to machine, so a ranking is known by its name.
+    """
+
+    criterion: str
+    subject: Subject
+    layers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.criterion == BATCHNORM:
+            _refuse_without_batchnorm(self.subject.model)
+
+    def scores(self) -> Scores:
+        """Return the scores of the channels."""
+        return CRITERIA[self.criterion](self.subject, self.layers)

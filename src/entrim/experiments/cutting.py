@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from entrim import files
 from entrim.budget import Budget
 from entrim.checkpoints import fingerprint
+from entrim.experiments.criteria import Ranking
 from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.teaching import fresh
+from entrim.experiments.turns import faster
 from entrim.experiments.work import NotFinishedError, Point, Work
 from entrim.network import apply_plan, measure
 from entrim.network.form import values_of
@@ -47,6 +49,8 @@ class Measured:
     way: str
     seed: int
     cut: Point | None = None
+    timing: Point | None = None
+    """How many times faster than before, and the circumstances."""
     tuned: Mapping[int, float] = field(default_factory=dict)
     scratch: Mapping[int, float] = field(default_factory=dict)
 
@@ -74,7 +78,7 @@ def measure_row(
         cut, place = cut_row(work, subject, row, name, options_of(subject, row, way))
     except NotFinishedError:
         return Measured(row=row.name, way=way, seed=subject.seed)
-    small = files.load(subject.model, place)
+    small = files.load(subject.model, place).eval()
     new = fresh(small, subject.seed)
     lessons = Lessons(work, subject)
     return Measured(
@@ -82,11 +86,24 @@ def measure_row(
         way=way,
         seed=subject.seed,
         cut=cut,
+        timing=_timing(work, subject, name, small),
         tuned=lessons.after(f"{name} fine tuning", small, subject.fine_tuning, tuned),
         scratch=lessons.after(
             f"{subject.network} seed {subject.seed} from scratch", new, subject.training, scratch
         ),
     )
+
+
+def _timing(work: Work, subject: Subject, name: str, small: nn.Module) -> Point | None:
+    settings = {**_identity(subject), "small": fingerprint(values_of(small).values())}
+    try:
+        return work.point(
+            f"{name} timing",
+            settings,
+            lambda: faster(subject.model, small, subject.images(_EXAMPLE)),
+        )
+    except NotFinishedError:
+        return None
 
 
 def cut_row(
@@ -101,7 +118,10 @@ def cut_row(
     settings = {**_identity(subject), "options": _recorded(options), "images": images}
     place = work.place(name, settings)
     point = work.point(
-        name, settings, lambda: _cut(work, subject, row, options, subject.images(images), place)
+        name,
+        settings,
+        lambda: _cut(work, subject, row, options, subject.images(images), place),
+        beside=place,
     )
     return point, place
 
@@ -169,9 +189,7 @@ def options_of(subject: Subject, row: Row, way: str) -> dict[str, Any]:
 
 def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:
     plain = {k: asdict(v) if isinstance(v, Budget) else v for k, v in options.items()}
-    if scores := plain.get("scores"):
-        plain["scores"] = {name: values.tolist() for name, values in scores.items()}
-    return plain
+    return {k: v.criterion if isinstance(v, Ranking) else v for k, v in plain.items()}
 
 
 def size_at(subject: Subject, row: Row) -> Measurement:
@@ -189,6 +207,8 @@ def _cut(
     images: Tensor,
     place: Path,
 ) -> Point:
+    ranking = options.get("scores")
+    scores = {"scores": ranking.scores()} if isinstance(ranking, Ranking) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the record keeps them as notes
         result = sparsify(
@@ -196,7 +216,7 @@ def _cut(
             images,
             generator=torch.Generator().manual_seed(subject.seed),
             on_step=work.on_step,
-            **options,
+            **{**options, **scores},
         )
     result.save(place)
     record = result.record
@@ -208,7 +228,6 @@ def _cut(
         "local sparsity": _local_sparsity(result, row),
         "FLOPs": record.after.macs,
         "bytes": record.after.bytes,
-        "speedup": record.before.latency / record.after.latency,
         "seconds": dict(record.seconds),
         "notes": list(record.notes),
     }

@@ -9,7 +9,7 @@ from entrim.errors import DataError
 from entrim.experiments import subjects
 from entrim.experiments.cutting import baseline, size_at
 from entrim.experiments.report import NOT_RUN
-from entrim.experiments.reproduce import QUICK_EPOCHS, Options
+from entrim.experiments.reproduce import Options
 from entrim.experiments.rows import Row, halved, rows_of
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
@@ -27,10 +27,8 @@ class Panel:
 
     def taught(self, options: Options) -> tuple[int, ...]:
         """Return for how many epochs a network is fine tuned."""
-        if options.quick:
-            return (QUICK_EPOCHS,)
         usual = (self.epochs,) if self.epochs else ()
-        return usual if options.epochs is None else options.epochs
+        return usual if not usual or options.taught is None else options.taught
 
 
 def lenet(*names: str, epochs: int) -> Panel:

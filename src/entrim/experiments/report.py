@@ -1,17 +1,14 @@
 """Published beside ours: tables of both with their difference, as Markdown and as JSON."""
 
 import json
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any
-
-import torch
 
 from entrim.experiments.published import Cell
 from entrim.experiments.rows import EMPTY
+from entrim.experiments.work import made_with
 
 NOT_RUN = "not run"
 FORMAT = 1
@@ -24,15 +21,22 @@ class Line:
     row: str
     quantity: str
     paper: Cell = EMPTY
+    arithmetic: Cell = EMPTY
+    """What the paper must mean where it contradicts itself: ours is held against this instead."""
     ours: Mapping[str, Sequence[float | str]]
     """By way; an empty sequence was not run."""
+    elsewhere: bool = False
+    """Whether it is printed of a network that is not here: nothing of ours could be run."""
     decimals: int = 2
 
     def cells(self) -> list[str]:
         """Return the line of the table: the paper's cell, then ours and the difference by way."""
-        cells = [self.row, self.quantity, self.paper.printed or "-"]
+        paper = self.paper.printed or "-"
+        if self.arithmetic.printed:
+            paper += f", must be {self.arithmetic.printed}"
+        cells = [self.row, self.quantity, paper]
         for values in self.ours.values():
-            cells += [self._shown(values), self._difference(values)]
+            cells += ["-", ""] if self.elsewhere else [self._shown(values), self._off(values)]
         return cells
 
     def _shown(self, values: Sequence[float | str]) -> str:
@@ -40,17 +44,21 @@ class Line:
             return NOT_RUN
         numbers = [value for value in values if not isinstance(value, str)]
         if not numbers:
-            return "; ".join(dict.fromkeys(map(str, values)))
-        mean = f"{statistics.mean(numbers):,.{self.decimals}f}"
-        if len(numbers) == 1:
-            return mean
-        return f"{mean} ± {statistics.stdev(numbers):,.{self.decimals}f}"
+            alike = len(set(values)) == 1
+            return str(values[0]) if alike else "; ".join(map(str, values))
+        text = f"{statistics.mean(numbers):,.{self.decimals}f}"
+        if len(numbers) > 1:
+            text += f" ± {statistics.stdev(numbers):,.{self.decimals}f}"
+        most = max(len(others) for others in self.ours.values())
+        return text if len(numbers) == most else f"{text} ({len(numbers)} of {most} seeds)"
 
-    def _difference(self, values: Sequence[float | str]) -> str:
+    def _off(self, values: Sequence[float | str]) -> str:
+        """Return the difference from the paper, to the digits that it prints."""
         numbers = [value for value in values if not isinstance(value, str)]
-        if not numbers or self.paper.value is None:
+        paper = self.arithmetic if self.arithmetic.printed else self.paper
+        if not numbers or paper.value is None:
             return ""
-        return f"{statistics.mean(numbers) - self.paper.value:+z,.{self.decimals}f}"
+        return f"{paper.rounded(statistics.mean(numbers)) - paper.value:+z,.{self.decimals}f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +88,11 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> str:
-        """Return the record: every figure, the seeds, and the versions that it was made with."""
-        versions = {
-            "entrim": version("entrim"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
+        """Return the record: every figure, the seeds, and what it was made and printed with."""
         return json.dumps(
-            {"format": FORMAT, "versions": versions, **asdict(self)}, indent=1, sort_keys=True
+            {"format": FORMAT, "printed with": made_with(), **asdict(self)},
+            indent=1,
+            sort_keys=True,
         )
 
 

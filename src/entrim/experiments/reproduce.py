@@ -1,7 +1,7 @@
 """The paper's tables, run again: cut, test, fine tune, and set beside what was printed."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -23,6 +23,8 @@ QUICK_EPOCHS = 1
 _DECIMALS = {"parameters": 0, "FLOPs": 0}
 _QUANTITIES = {"FLOPs": "FLOPs; ours MACs", "size": "size, MB", "speedup": "speedup, batch of 4"}
 _BATCH = 32
+_LESSON = 50_000
+"""Images of one epoch, of all networks here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,11 @@ class Options:
     epochs: tuple[int, ...] | None = None
     """Of fine tuning and of training from new weights, instead of the published ones."""
     scratch: bool = True
+
+    @property
+    def taught(self) -> tuple[int, ...] | None:
+        """The epochs that are run instead of the usual ones; None for the usual ones."""
+        return (QUICK_EPOCHS,) if self.quick and self.epochs is None else self.epochs
 
     def __post_init__(self) -> None:
         if min(self.seeds, default=-1) < 0:
@@ -55,10 +62,10 @@ class TableRun:
     accuracy: str
     """The published table whose row "baseline" holds the accuracy."""
     subject: Callable[..., Subject]
-    training: int
+    training: int = 0
     """Epochs that the trained network itself needs where it is not there yet."""
-    lesson: int
-    """Images of one epoch."""
+    quick_training: int = 0
+    """The same of a quick run."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -69,15 +76,15 @@ class TableRun:
         """Return what will be run and about how long it takes here, if nothing is finished yet."""
         rows = [_told(row, options) for row in self.rows]
         each = sum(max(row.tuned, default=0) + sum(row.scratch) for row in rows)
-        lesson = subjects.QUICK_LESSON if options.quick else self.lesson
-        training = subjects.QUICK_TRAINING if options.quick else self.training
+        lesson = lesson_of(options)
+        training = self.quick_training if options.quick else self.training
         epochs = (each * len(options.ways) + training) * len(options.seeds)
         seconds = epochs * seconds_per_image(self.network) * lesson
         return (
             f"{self.name}: {self.network}, rows {', '.join(row.name for row in rows)}; "
             f"{len(options.ways)} ways, seeds {', '.join(map(str, options.seeds))}; at most "
-            f"{epochs} epochs of training on {lesson:,} images, about {_span(seconds)} here on "
-            f"{torch.get_num_threads()} threads, and the cuts themselves"
+            f"{epochs} epochs of training on {lesson:,} images, {about(seconds)}, and the cuts "
+            "themselves"
         )
 
     def run(self, work: Work, options: Options) -> Report:
@@ -127,9 +134,15 @@ class _Lines:
                 lines += self._accuracy(row, "raw", cell, lambda m: (m.cut or {}).get("accuracy"))
                 continue
             values = self._values(row, lambda m, name=name: _figure(m, name))
-            decimals, text = _DECIMALS.get(name, 2), _QUANTITIES.get(name, name)
             lines.append(
-                Line(row=row.name, quantity=text, paper=cell, ours=values, decimals=decimals)
+                Line(
+                    row=row.name,
+                    quantity=_QUANTITIES.get(name, name),
+                    paper=cell,
+                    arithmetic=row.arithmetic.get(name, EMPTY),
+                    ours=values,
+                    decimals=_DECIMALS.get(name, 2),
+                )
             )
         told = _told(row, options)
         for kind, text in (("tuned", "fine tuned"), ("scratch", "from scratch")):
@@ -185,30 +198,39 @@ class _Lines:
 
 def _figure(measured: Measured, name: str) -> float | None:
     """Return what the cut alone gave, in the unit of the paper."""
+    if name == "speedup":
+        return None if measured.timing is None else measured.timing["speedup"]
     if measured.cut is None:
         return None
     return measured.cut["bytes"] / 1e6 if name == "size" else float(measured.cut[name])
 
 
 def _told(row: Row, options: Options) -> Row:
-    """Return the row with the epochs that are to be run."""
-    if options.quick:
-        chosen: tuple[int, ...] | None = (QUICK_EPOCHS,)
-    else:
-        chosen = options.epochs
-    tuned = row.tuned if chosen is None else {n: row.tuned.get(n, EMPTY) for n in chosen}
-    scratch = row.scratch if chosen is None else {n: row.scratch.get(n, EMPTY) for n in chosen}
-    return replace(row, tuned=tuned, scratch=scratch if options.scratch else {})
+    """Return the row with the epochs that are to be run, of what the row has at all."""
+
+    def chosen(published: Mapping[int, Cell]) -> Mapping[int, Cell]:
+        if not published or options.taught is None:
+            return published
+        return {n: published.get(n, EMPTY) for n in options.taught}
+
+    scratch = chosen(row.scratch) if options.scratch else {}
+    return replace(row, tuned=chosen(row.tuned), scratch=scratch)
 
 
 def shrunk(options: Options) -> list[str]:
     """Return the note that a quick run must carry."""
     if not options.quick:
         return []
+    epochs = ", ".join(map(str, options.taught or ())) or "no"
     return [
-        f"QUICK: {subjects.QUICK_LESSON:,} images to learn from, {QUICK_EPOCHS} epoch of fine "
-        f"tuning and from scratch, {subjects.QUICK_TEST:,} to test: the figures are no results"
+        f"QUICK: {subjects.QUICK_LESSON:,} images to learn from, {epochs} epochs of fine tuning "
+        f"and from scratch, {subjects.QUICK_TEST:,} to test: the figures are no results"
     ]
+
+
+def lesson_of(options: Options) -> int:
+    """Return how many images one epoch holds."""
+    return subjects.QUICK_LESSON if options.quick else _LESSON
 
 
 def seconds_per_image(network: str, steps: int = 2) -> float:
@@ -225,11 +247,14 @@ def seconds_per_image(network: str, steps: int = 2) -> float:
     return min(seconds) / _BATCH
 
 
-def _span(seconds: float) -> str:
-    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+def about(seconds: float) -> str:
+    """Return a time as a plan tells it."""
+    span = f"{seconds:.0f} seconds"
+    for unit, size in (("minutes", 60), ("hours", 3600), ("days", 86_400)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+            span = f"{seconds / size:.0f} {unit}"
+    threads = torch.get_num_threads()
+    return f"about {span} here on {threads} thread{'s' * (threads > 1)}"
 
 
 def _vgg(name: str, title: str) -> TableRun:
@@ -239,8 +264,6 @@ def _vgg(name: str, title: str) -> TableRun:
         network="VGG-16",
         accuracy="vgg16-results",
         subject=subjects.vgg16,
-        training=0,
-        lesson=50_000,
     )
 
 
@@ -252,7 +275,7 @@ def _lenet(name: str, title: str) -> TableRun:
         accuracy=name,
         subject=subjects.lenet,
         training=20,
-        lesson=50_000,
+        quick_training=subjects.QUICK_TRAINING,
     )
 
 
@@ -272,7 +295,7 @@ EXPERIMENTS = {
             accuracy="resnet18-results",
             subject=subjects.resnet18,
             training=subjects.RESNET18_EPOCHS,
-            lesson=50_000,
+            quick_training=subjects.RESNET18_EPOCHS,
         ),
     )
 }

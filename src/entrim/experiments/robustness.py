@@ -19,7 +19,7 @@ from entrim.experiments.datasets import Dataset
 from entrim.experiments.normalisation import Normalisation
 from entrim.experiments.panels import Panel, at_hand, halved_resnet, lenet, within
 from entrim.experiments.report import Line, Report
-from entrim.experiments.reproduce import Options, shrunk
+from entrim.experiments.reproduce import Options, about, lesson_of, seconds_per_image, shrunk
 from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
@@ -123,11 +123,17 @@ class Robustness:
 
     def plan(self, options: Options) -> str:
         """Return what will be run."""
-        attacks = len(ATTACKS) * 4 + 1
+        seconds = 0.0
+        for panel in self.panels:
+            epochs = max(panel.taught(options), default=0)
+            passes = len(_columns()) * len(STRENGTHS[panel.network]) * (1 + STEPS) * ATTACKED
+            images = len(options.seeds) * (passes + len(CUTS) * epochs * lesson_of(options))
+            seconds += images * seconds_per_image(panel.network)
         return (
             f"{self.name}: {', '.join(panel.network for panel in self.panels)}; as trained and "
             f"{len(CUTS)} cuts, raw and fine tuned, seeds {', '.join(map(str, options.seeds))}; "
-            f"{attacks} attacks on each with {ATTACKED:,} test images"
+            f"attacks on each with {ATTACKED:,} test images; {about(seconds)}, and the cuts "
+            "themselves"
         )
 
     def run(self, work: Work, options: Options) -> Report:
@@ -135,7 +141,8 @@ class Robustness:
         notes, measured = shrunk(options), []
         for panel, subject, _ in at_hand(self.panels, work, options, notes):
             (row,), epochs = panel.rows, panel.taught(options)
-            told = f"fine tuned {max(epochs)} epochs" if epochs else "not fine tuned"
+            many = max(epochs, default=0)
+            told = f"fine tuned {many} epoch{'s' * (many > 1)}" if epochs else "not fine tuned"
             notes.append(f"{panel.network} is cut as in {row.name}, {told}")
             measured += _Trial(work, subject, row, epochs).attacked()
         return Report(

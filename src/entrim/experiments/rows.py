@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from entrim.experiments.published import Cell, Table, layer_of, tables, widths
+from entrim.experiments.published import (
+    Cell,
+    Table,
+    disagreements,
+    layer_of,
+    tables,
+    widths,
+)
 from entrim.experiments.zoo import ZOO
 
 EMPTY = Cell("")
@@ -28,6 +35,8 @@ class Row:
     """The convolutions cut on both sides, for the local sparsity."""
     cells: Mapping[str, Cell]
     """What was printed of the network that was only cut."""
+    arithmetic: Mapping[str, Cell] = field(default_factory=dict)
+    """What cells of these names must mean, where the paper contradicts itself."""
     tuned: Mapping[int, Cell] = field(default_factory=dict)
     """The accuracy after so many epochs of fine tuning."""
     scratch: Mapping[int, Cell] = field(default_factory=dict)
@@ -74,11 +83,25 @@ def _cells(table: Table, row: str) -> dict[str, Cell]:
     printed = {name: cell for name, cell in cells if name not in left_out}
     if not printed.get("local sparsity", EMPTY).printed:
         printed.pop("local sparsity", None)
-    beside = tables().get(f"{table.name.split('-')[0]}-text")
+    beside = tables().get(_beside(table))
     size = beside.cell(row, "size") if beside and row in beside.rows else EMPTY
     return {**printed, "size": size} | {
         name: printed.get(name, EMPTY) for name in ("speedup", "FLOPs")
     }
+
+
+def _arithmetic(table: Table, row: str) -> dict[str, Cell]:
+    names = (table.name, _beside(table))
+    return {
+        known.column: Cell(known.ours)
+        for known in disagreements()
+        if known.table in names and known.row == row
+    }
+
+
+def _beside(table: Table) -> str:
+    """Return the name of the figures that the paper prints outside its tables."""
+    return f"{table.name.split('-')[0]}-text"
 
 
 def _lenet(table: Table, name: str, eps: Mapping[str, float]) -> Row:
@@ -87,6 +110,7 @@ def _lenet(table: Table, name: str, eps: Mapping[str, float]) -> Row:
         eps=eps,
         widths=widths("LeNet", name),
         cells=_cells(table, name),
+        arithmetic=_arithmetic(table, name),
         tuned={_LENET_EPOCHS: table.cell(name, "fine tuned")},
         scratch={_LENET_EPOCHS: EMPTY},
     )
@@ -119,6 +143,7 @@ def _vgg(name: str, first: int, last: int) -> Row:
         widths={group: kept[group] for group in groups},
         inner=tuple(inner) if table.cell(name, "local sparsity").printed else (),
         cells=_cells(table, name),
+        arithmetic=_arithmetic(table, name),
         tuned={epochs: table.cell(name, "fine tuned")},
         scratch={},
     )
@@ -148,6 +173,7 @@ def _vgg_over_epochs(table: str) -> Row:
         eps=row.eps,
         widths=row.widths,
         cells=row.cells,
+        arithmetic=row.arithmetic,
         tuned=over("fine tune"),
         scratch=over("scratch"),
     )
@@ -172,6 +198,7 @@ def _resnet() -> tuple[Row, ...]:
             eps=dict.fromkeys(kept, table.eps["all"]),
             widths=kept,
             cells=_cells(table, name),
+            arithmetic=_arithmetic(table, name),
             tuned={
                 n: table.cell(f"{name}, fine tuned {text}", "accuracy") for n, text in ends.items()
             },

@@ -6,12 +6,12 @@ from typing import Any
 
 from entrim import files
 from entrim.experiments import subjects
-from entrim.experiments.criteria import CRITERIA, NoCriterionError
+from entrim.experiments.criteria import CRITERIA, NoCriterionError, Ranking
 from entrim.experiments.cutting import IMAGES, Lessons, cut_row
 from entrim.experiments.panels import Panel, at_hand, halved_resnet, last_of, lenet, within
 from entrim.experiments.published import tables
 from entrim.experiments.report import Line, Report
-from entrim.experiments.reproduce import Options, shrunk
+from entrim.experiments.reproduce import Options, about, lesson_of, seconds_per_image, shrunk
 from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
@@ -52,16 +52,17 @@ class Study:
         """Return what will be run."""
         cuts = len(self.variants) * len(self.columns) * len(options.seeds)
         tuned = sum(v.tuned for v in self.variants) * len(options.seeds)
-        lessons = ", ".join(
-            f"{p.network} {tuned * len(p.rows)} times for {p.taught(options)}"
-            for p in self.panels
-            if tuned and p.taught(options)
-        )
+        epochs = {
+            p.network: tuned * len(p.rows) * max(p.taught(options), default=0) for p in self.panels
+        }
+        each = {name: seconds_per_image(name) for name, n in epochs.items() if n}
+        seconds = lesson_of(options) * sum(epochs[name] * one for name, one in each.items())
+        lessons = ", ".join(f"{n} of {name}" for name, n in epochs.items() if n)
         return (
             f"{self.name}: {', '.join(panel.network for panel in self.panels)}; "
             f"{len(self.variants)} variants of {len(self.columns)} rows, seeds "
             f"{', '.join(map(str, options.seeds))}: {cuts} cuts of seconds to minutes each; "
-            f"epochs of fine tuning: {lessons or 'none'}"
+            f"epochs of fine tuning: {f'{lessons}, {about(seconds)}' if lessons else 'none'}"
         )
 
     def run(self, work: Work, options: Options) -> Report:
@@ -113,14 +114,15 @@ class Study:
         """Return what other methods have published, on other networks, with fine tuning."""
         return [
             Line(
-                row=f"{method}, {table.network}, as printed",
+                row=f"{method.replace('ours', 'the paper')}, {table.network}, as printed",
                 quantity=column,
                 paper=table.cell(method, column),
                 ours=dict.fromkeys(self.columns, ()),
+                elsewhere=True,
             )
             for table in map(tables().__getitem__, self.published)
             for method in table.rows
-            for column in ("baseline accuracy", "accuracy", "sparsity")
+            for column in table.columns
         ]
 
 
@@ -174,8 +176,8 @@ def _selected(selector: str, **more: Any) -> Callable[[Subject, Row], dict[str, 
 
 def _ranked(criterion: str, **more: Any) -> Callable[[Subject, Row], dict[str, Any]]:
     def options(subject: Subject, row: Row) -> dict[str, Any]:
-        scores = CRITERIA[criterion](subject, list(row.eps))
-        return {**_at_widths(row), "scores": scores, **more}
+        ranking = Ranking(criterion, subject, tuple(row.eps))
+        return {**_at_widths(row), "scores": ranking, **more}
 
     return options
 

@@ -4,20 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from entrim import atomic
 from entrim.augmenting import Augmentation
 from entrim.errors import BadSettingError
 from entrim.experiments import normalisation, teaching
 from entrim.experiments.assets import PRETRAINED, pretrained
-from entrim.experiments.cache import cache_folder
-from entrim.experiments.datasets import Dataset, load_cifar10, load_mnist
+from entrim.experiments.datasets import Dataset, FetchEvent, load_cifar10, load_mnist
 from entrim.experiments.normalisation import Normalisation
 from entrim.experiments.work import Work
 from entrim.experiments.zoo import LeNet, ResNet18
 from entrim.recipes import Recipe, Task
+from entrim.records import Step
 
 QUICK_LESSON, QUICK_TEST = 2000, 1000
 """Images to learn from and to test with in a quick run."""
@@ -64,11 +62,8 @@ class Subject:
 
 
 def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
-    """Return LeNet on MNIST, trained by the paper's recipe on 50,000 images.
-
-    What was trained once is kept in the cache, as `lenet-mnist-seed0.safetensors`.
-    """
-    data, test = load_mnist("train"), load_mnist("test")
+    """Return LeNet on MNIST, trained by the paper's recipe on 50,000 images."""
+    data, test = (load_mnist(part, _fetching(work)) for part in ("train", "test"))
     lesson, watched = data[:_LENET_LESSON], data[_LENET_LESSON:]
     if quick:
         lesson, watched, test = lesson[:QUICK_LESSON], watched[:QUICK_TEST], test[:QUICK_TEST]
@@ -77,16 +72,8 @@ def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LeNet()
-    file = cache_folder() / f"lenet-mnist-seed{seed}.safetensors"
-    if file.exists() and not quick:
-        model.load_state_dict(load_file(file))
-        origin = f"{file.name} of the cache"
-    else:
-        task = teaching.classification(lesson, watched, how, augment)
-        model = work.trained(f"LeNet seed {seed} training", model, task, recipe)
-        origin = f"trained for {recipe.epochs} epochs on {len(lesson):,} images"
-        if not quick:
-            atomic.write(file, save(model.state_dict()))
+    task = teaching.classification(lesson, watched, how, augment)
+    model = work.trained(f"LeNet seed {seed} training", model, task, recipe)
     return Subject(
         network="LeNet",
         seed=seed,
@@ -98,28 +85,28 @@ def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
         augment=augment,
         training=teaching.lenet_training,
         fine_tuning=teaching.lenet_fine_tuning,
-        origin=origin,
+        origin=f"trained for {recipe.epochs} epochs on {len(lesson):,} images",
     )
 
 
 def vgg16(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
     """Return VGG-16 on CIFAR-10 with the weights `cifar10_vgg16` of the assets."""
-    return _given("VGG-16", "cifar10_vgg16", seed, quick)
+    return _given(work, "VGG-16", "cifar10_vgg16", seed, quick)
 
 
 def resnet20(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
     """Return ResNet-20 on CIFAR-10 with the weights `cifar10_resnet20` of the assets."""
-    return _given("ResNet-20", "cifar10_resnet20", seed, quick)
+    return _given(work, "ResNet-20", "cifar10_resnet20", seed, quick)
 
 
 def resnet56(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
     """Return ResNet-56 on CIFAR-10 with the weights `cifar10_resnet56` of the assets."""
-    return _given("ResNet-56", "cifar10_resnet56", seed, quick)
+    return _given(work, "ResNet-56", "cifar10_resnet56", seed, quick)
 
 
-def _given(network: str, name: str, seed: int, quick: bool) -> Subject:
+def _given(work: Work, network: str, name: str, seed: int, quick: bool) -> Subject:
     how = PRETRAINED[name].normalisation
-    return _cifar(network, pretrained(name), how, f"the pre-trained {name}", seed, quick)
+    return _cifar(work, network, pretrained(name), how, f"the pre-trained {name}", seed, quick)
 
 
 RESNET18_EPOCHS = sum(recipe.epochs for _, recipe in teaching.cifar_growing())
@@ -131,20 +118,26 @@ def resnet18(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = ResNet18()
-    start = _cifar("ResNet18", model, normalisation.CIFAR10, "", seed, quick)
+    start = _cifar(work, "ResNet18", model, normalisation.CIFAR10, "", seed, quick)
     stages = teaching.cifar_growing(seed)
     for side, recipe in stages:
         name = f"ResNet18 seed {seed} training at {side} pixels"
         model = work.trained(name, model, start.task(side), recipe)
     told = ", ".join(f"{recipe.epochs} at {side} pixels" for side, recipe in stages)
     origin = f"trained for {RESNET18_EPOCHS} epochs on {len(start.lesson):,} images ({told})"
-    return _cifar("ResNet18", model, start.how, origin, seed, quick)
+    return _cifar(work, "ResNet18", model, start.how, origin, seed, quick)
 
 
 def _cifar(
-    network: str, model: nn.Module, how: Normalisation, origin: str, seed: int, quick: bool
+    work: Work,
+    network: str,
+    model: nn.Module,
+    how: Normalisation,
+    origin: str,
+    seed: int,
+    quick: bool,
 ) -> Subject:
-    lesson, test = load_cifar10("train"), load_cifar10("test")
+    lesson, test = (load_cifar10(part, _fetching(work)) for part in ("train", "test"))
     if quick:
         lesson, test = lesson[:QUICK_LESSON], test[:QUICK_TEST]
     return Subject(
@@ -160,3 +153,16 @@ def _cifar(
         fine_tuning=teaching.cifar_fine_tuning,
         origin=origin,
     )
+
+
+def _fetching(work: Work) -> Callable[[FetchEvent], None]:
+    """Return what shows how far a dataset is on its way."""
+
+    def show(event: FetchEvent) -> None:
+        done, total = event.done or 0, event.total or event.done or 1
+        detail = f"bytes of {event.source}" if event.done else f"{event.source}: {event.note}"
+        work.on_step(
+            Step(stage=f"fetch {event.dataset}", name="", done=done, total=total, detail=detail)
+        )
+
+    return show

@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from entrim import atomic
@@ -23,6 +26,7 @@ from entrim.records import Step
 from entrim.training import train
 
 Point = dict[str, Any]
+_WAITING = "another run is at it: waiting for what it finds"
 
 
 class NotFinishedError(EntrimError, LookupError):
@@ -43,13 +47,30 @@ class Work:
     only_finished: bool = False
     """Run nothing: what is not finished raises NotFinishedError."""
 
-    def point(self, name: str, settings: Mapping[str, Any], measure: Callable[[], Point]) -> Point:
-        """Return what `measure` finds, from the folder when it was found with these settings."""
+    def point(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        measure: Callable[[], Point],
+        *,
+        beside: Path | None = None,
+    ) -> Point:
+        """Return what `measure` finds, from the folder when it was found with these settings.
+
+        What cannot be read there, or has lost what `measure` put `beside` it, is measured again.
+        """
         file = self.place(name, settings).with_suffix(".json")
-        if file.exists():
-            return json.loads(file.read_text())["found"]
+        found = _read(file, beside)
+        if found is not None:
+            return found
         self.refuse_to_run(name)
-        found = measure()
+        with self._alone(name, file):
+            return _read(file, beside) or self._measured(file, name, settings, measure)
+
+    def _measured(
+        self, file: Path, name: str, settings: Mapping[str, Any], measure: Callable[[], Point]
+    ) -> Point:
+        found = {**measure(), "made with": made_with()}
         content = json.dumps({"name": name, "settings": settings, "found": found}, indent=1)
         try:
             atomic.write(file, content.encode())
@@ -58,6 +79,20 @@ class Work:
                 f"{file} cannot be written ({error}): make room, or choose another --work folder"
             ) from error
         return json.loads(content)["found"]
+
+    @contextmanager
+    def _alone(self, name: str, file: Path) -> Iterator[None]:
+        """Wait until no other process is at work on `file`; what it finished is then there."""
+        locks = self.folder / ".locks"
+        locks.mkdir(exist_ok=True)
+        lock = locks / file.name
+        with ExitStack() as held:
+            try:
+                held.enter_context(atomic.alone(lock, wait=False))
+            except BlockingIOError:
+                self.on_step(Step(stage=name, name="", done=0, total=1, detail=_WAITING))
+                held.enter_context(atomic.alone(lock))
+            yield
 
     def trained(self, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
         """Return `model` trained, going on where a run of the same kind was stopped; in eval mode.
@@ -71,26 +106,26 @@ class Work:
             settings = {"network": begun, "recipe": asdict(told), "task": task.identity}
             return self.place(name, settings).with_suffix(".checkpoint")
 
+        def loss(*args: Any) -> Tensor:  # asked for only where a training is not finished
+            self.refuse_to_run(name)
+            return task.loss(*args)
+
         file = file_of(recipe)
         if not file.exists():
             self.refuse_to_run(name)
         fewer = (replace(recipe, epochs=epochs) for epochs in range(recipe.epochs - 1, 0, -1))
         shorter = ((told, file_of(told)) for told in fewer if recipe.continues(told))
-
-        def on_step(step: Step) -> None:  # a finished training takes none
-            self.refuse_to_run(name)
-            self.on_step(step)
-
         fast = convert_conv2d_weight_memory_format(copied(model), torch.channels_last)
-        done = train(
-            fast,
-            task,
-            recipe,
-            checkpoint=file,
-            shorter=next((run for run in shorter if run[1].exists()), None),
-            stage=name,
-            on_step=on_step,
-        )
+        with nullcontext() if self.only_finished else self._alone(name, file):
+            done = train(
+                fast,
+                replace(task, loss=loss),
+                recipe,
+                checkpoint=file,
+                shorter=next((run for run in shorter if run[1].exists()), None),
+                stage=name,
+                on_step=self.on_step,
+            )
         plain = convert_conv2d_weight_memory_format(done.model, torch.contiguous_format)
         return plain.eval()
 
@@ -111,3 +146,23 @@ class Work:
         text = json.dumps(settings, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return self.folder / f"{re.sub(r'[^a-zA-Z0-9]+', '-', name).strip('-')}_{digest}"
+
+
+def made_with() -> dict[str, Any]:
+    """Return what a figure depends on besides its settings."""
+    return {
+        "entrim": version("entrim"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _read(file: Path, beside: Path | None) -> Point | None:
+    """Return what was found, None where it is not there whole."""
+    if beside is not None and not beside.is_dir():
+        return None
+    try:
+        return json.loads(file.read_text())["found"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,154 @@
+"""The folder of a reproduction: read twice, written once, by one process at a time."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from entrim import atomic
+from entrim.experiments.cutting import cut_row, options_of
+from entrim.experiments.datasets import FetchEvent
+from entrim.experiments.rows import rows_of
+from entrim.experiments.subjects import lenet
+from entrim.experiments.turns import faster
+from entrim.experiments.work import NotFinishedError, Work
+from entrim.records import Step
+from tests.experiments.toys import pictures, toy
+
+
+def _state(folder: Path) -> dict[Path, tuple[int, int]]:
+    found = {path: path.stat() for path in folder.rglob("*")}
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+def test_a_finished_training_is_only_read(tmp_path: Path) -> None:
+    subject, work = toy(Work(tmp_path)), Work(tmp_path)
+    recipe = subject.fine_tuning(1, 0)
+    first = work.trained("toy", subject.model, subject.task(), recipe)
+    before = _state(tmp_path)
+    again = replace(work, only_finished=True).trained("toy", subject.model, subject.task(), recipe)
+    assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
+    assert _state(tmp_path) == before
+
+
+def test_an_unfinished_training_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    subject = toy(Work(tmp_path))
+    recipe = subject.fine_tuning(2, 0)
+
+    def stop(step: Step) -> None:
+        if step.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Work(tmp_path, stop).trained("toy", subject.model, subject.task(), recipe)
+    before = _state(tmp_path)
+    asked = replace(subject.task(), loss=lambda *_: pytest.fail("a batch was computed"))
+    with pytest.raises(NotFinishedError, match="--finished"):
+        Work(tmp_path, only_finished=True).trained("toy", subject.model, asked, recipe)
+    assert _state(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
+def test_a_damaged_point_is_measured_again(tmp_path: Path, content: str) -> None:
+    work = Work(tmp_path)
+    work.point("point", {}, lambda: {"value": 1})
+    (file,) = tmp_path.glob("*.json")
+    file.write_text(content)
+    with pytest.raises(NotFinishedError):
+        replace(work, only_finished=True).point("point", {}, lambda: {"value": 2})
+    assert work.point("point", {}, lambda: {"value": 2})["value"] == 2
+    assert work.point("point", {}, lambda: {"value": 3})["value"] == 2
+
+
+def test_a_cut_whose_network_is_gone_is_made_again(tmp_path: Path) -> None:
+    subject, work, row = toy(Work(tmp_path)), Work(tmp_path), rows_of("lenet-conv")[0]
+    told = options_of(subject, row, "default")
+    first, place = cut_row(work, subject, row, "toy", told)
+    place.rename(tmp_path / "elsewhere")
+    with pytest.raises(NotFinishedError):
+        cut_row(replace(work, only_finished=True), subject, row, "toy", told)
+    again, _ = cut_row(work, subject, row, "toy", told)
+    assert place.is_dir()
+    assert again["accuracy"] == first["accuracy"]
+
+
+def test_a_figure_tells_what_it_was_made_with(tmp_path: Path) -> None:
+    made = Work(tmp_path).point("point", {}, lambda: {"value": 1})["made with"]
+    assert made["threads"] == torch.get_num_threads()
+    assert made["torch"] == torch.__version__
+
+
+def test_who_comes_second_waits_and_takes_what_the_first_found(tmp_path: Path) -> None:
+    measuring, told, found = threading.Event(), threading.Event(), []
+
+    def slow() -> dict[str, Any]:
+        measuring.set()
+        assert told.wait(20)
+        return {"value": 1}
+
+    first = threading.Thread(target=lambda: Work(tmp_path).point("point", {}, slow))
+    first.start()
+    assert measuring.wait(20)
+    steps: list[Step] = []
+
+    def hear(step: Step) -> None:
+        steps.append(step)
+        told.set()
+
+    found = Work(tmp_path, hear).point("point", {}, lambda: pytest.fail("measured twice"))
+    first.join()
+    assert found["value"] == 1
+    assert "another run is at it" in steps[0].detail
+
+
+def test_a_training_is_taken_up_by_one_process_at_a_time(tmp_path: Path) -> None:
+    subject, recipe = toy(Work(tmp_path)), toy(Work(tmp_path)).fine_tuning(1, 0)
+    held: list[bool] = []
+
+    def look(_: Step) -> None:
+        (lock,) = (tmp_path / ".locks").iterdir()
+        with pytest.raises(BlockingIOError), atomic.alone(lock, wait=False):
+            pass
+        held.append(True)
+
+    Work(tmp_path, look).trained("toy", subject.model, subject.task(), recipe)
+    assert held
+
+
+def test_a_dataset_on_its_way_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(part: str, on_step: Any) -> Any:
+        on_step(FetchEvent(dataset="mnist", source="somewhere", note="asked"))
+        on_step(FetchEvent(dataset="mnist", source="somewhere", note="fetching", done=5, total=20))
+        return pictures(60, 0)
+
+    monkeypatch.setattr("entrim.experiments.subjects.load_mnist", load)
+    monkeypatch.setattr("entrim.experiments.subjects._LENET_LESSON", 50)
+    steps: list[Step] = []
+    with pytest.raises(NotFinishedError):
+        lenet(Work(tmp_path, steps.append, only_finished=True))
+    asked, fetching, *_ = steps
+    assert (asked.stage, asked.detail) == ("fetch mnist", "somewhere: asked")
+    assert (fetching.done, fetching.total, fetching.detail) == (5, 20, "bytes of somewhere")
+
+
+def test_networks_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, order = [0.0], list[str]()
+
+    class Timed(nn.Module):
+        def __init__(self, name: str, seconds: float) -> None:
+            super().__init__()
+            self.name, self.seconds = name, seconds
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            order.append(self.name)
+            now[0] += self.seconds
+            return images
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    found = faster(Timed("big", 3.0), Timed("small", 2.0), torch.zeros(4, 1))
+    assert (found["speedup"], found["spread"], found["batch"]) == (1.5, 0, 4)
+    assert order == ["big", "small"] * (len(order) // 2)

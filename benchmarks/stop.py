@@ -34,8 +34,8 @@ def main() -> None:
     header = ["the loss falls by less than", *(f"{r.name}, seed {s}" for r in rows for s in SEEDS)]
     printed = [sum(row.widths.values()) for row in rows for _ in SEEDS]
     note = (
-        f"Channels kept. `entrim reproduce` stops below {FALL:.0e}, chosen on seeds 0 and 1 to "
-        "match what the paper prints; seed 2 had no part in it."
+        f"Channels kept. `entrim reproduce` stops below {FALL:.0e}, chosen to match what the paper "
+        "prints on two LeNets trained earlier; these three had no part in it."
     )
     sections = [note, table(header, [*lines, ["as printed", *printed]])]
     print(write("stop", "python -m benchmarks.stop", sections))

@@ -30,8 +30,8 @@ IMAGES = 500
 """Unlabelled images that a network is cut with."""
 _EXAMPLE = 4
 FALL = 3e-3
-"""Where the paper's alternation stops. It names no figure; with this one the two LeNets of seeds 0
-and 1 keep as many channels as it prints, and to convergence they keep fewer."""
+"""Where the paper's alternation stops. It names no figure; this one was chosen so that two LeNets
+keep as many channels as it prints, and to convergence they keep fewer (`benchmarks.stop`)."""
 _SMALL = ("LeNet",)
 """Where the alternation itself is run; wide layers take the fast solver, to the minimum."""
 WAYS = {

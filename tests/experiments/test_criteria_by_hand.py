@@ -1,0 +1,94 @@
+"""The rankings of others against arithmetic, on a network of three channels."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from entrim.experiments import Dataset, Normalisation
+from entrim.experiments.criteria import CRITERIA
+from entrim.experiments.subjects import Subject
+from entrim.experiments.work import Work
+from tests.experiments.toys import toy
+
+FILTERS = torch.tensor([[1.0, 2.0], [3.0, -2.0], [0.0, 4.0]])
+SCALES = torch.tensor([1.0, -3.0, 2.0])
+READER = torch.tensor([[1.0, 0.0, 2.0], [-1.0, 2.0, 1.0]])
+"""Its columns (1, -1), (0, 2) and (2, 1) read the three channels."""
+
+
+@pytest.fixture(scope="module")
+def three() -> Subject:
+    """Return channels with a filter of two pixels, a scale and a column that reads them."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, (1, 2), bias=False),
+        nn.BatchNorm2d(3, eps=0.0),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3, 2, bias=False),
+    )
+    net.load_state_dict(
+        {
+            **net.state_dict(),
+            "0.weight": FILTERS.view(3, 1, 1, 2),
+            "1.weight": SCALES,
+            "4.weight": READER,
+        }
+    )
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (150, 1, 1, 2), dtype=torch.uint8, generator=g)
+    lesson = Dataset(images, torch.randint(2, (150,), generator=g))
+    how = Normalisation((0.5,), (0.5,))
+    return replace(toy(Work(Path("unused"))), model=net.eval(), how=how, lesson=lesson)
+
+
+def by_their_mean(scores: Sequence[float]) -> list[float]:
+    return [3 * score / sum(scores) for score in scores]
+
+
+SQUARES = (5 + 1 + 2, 13 + 9 + 4, 16 + 4 + 5)
+"""Of filter, scale and column."""
+FAR = (
+    (8 + math.sqrt(145)) + (math.sqrt(10) + 3),
+    (8 + 15) + (math.sqrt(10) + 5),
+    (math.sqrt(145) + 15) + (3 + 5),
+)
+"""Distances between (1, 4), (9, 4), (0, 16), the filters squared, and (1, 1), (0, 4), (4, 1)."""
+
+
+HAND = {
+    "L1 norm": [3.0, 5.0, 4.0],
+    "BatchNorm scale": by_their_mean([1.0, 3.0, 2.0]),
+    "torch-pruning's group L2 norm": by_their_mean(SQUARES),
+    "torch-pruning's LAMP": [8 / (8 + 25 + 26), 26 / 26, 25 / (25 + 26)],
+    "torch-pruning's FPGM": by_their_mean(FAR),
+}
+TAYLOR = "torch-pruning's Taylor, with labels"
+
+
+@pytest.mark.parametrize(("name", "wanted"), HAND.items(), ids=list(HAND))
+def test_a_criterion_is_what_is_reckoned_by_hand(
+    name: str, wanted: list[float], three: Subject
+) -> None:
+    assert CRITERIA[name](three, ["0"])["0"].tolist() == pytest.approx(wanted)
+
+
+def test_taylor_is_weight_times_gradient_by_the_chain_rule(three: Subject) -> None:
+    x = three.how(three.lesson.images).flatten(1).double()
+    filters, scales, reader = FILTERS.double(), SCALES.double(), READER.double()
+    before = (x @ filters.T) * scales
+    hidden = before.clamp(min=0)
+    off = (hidden @ reader.T).softmax(1) - nn.functional.one_hot(three.lesson.labels, 2)
+    to_reader = off.T @ hidden
+    to_filters = ((off @ reader) * scales * (before > 0)).T @ x
+    change = (filters * to_filters).abs().sum(1) + (reader * to_reader).abs().sum(0)
+    found = CRITERIA[TAYLOR](three, ["0"])["0"]
+    assert found.tolist() == pytest.approx(by_their_mean(change.tolist()), rel=1e-4)
+
+
+def test_every_criterion_is_reckoned_here() -> None:
+    assert {*HAND, TAYLOR} == set(CRITERIA)

@@ -1,0 +1,69 @@
+"""The recipes with labels, field by field."""
+
+import pytest
+
+from entrim.experiments.teaching import (
+    cifar_fine_tuning,
+    cifar_growing,
+    cifar_training,
+    lenet_fine_tuning,
+    lenet_training,
+)
+from entrim.recipes import Recipe
+
+
+def adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> Recipe:
+    return Recipe(
+        epochs=epochs,
+        batch=128,
+        learning_rate=learning_rate,
+        optimiser="adam",
+        weight_decay=0.0,
+        schedule="constant",
+        halve_every=halve_every,
+        mode="train",
+        patience=None,
+        hand_out="last",
+        seed=seed,
+    )
+
+
+def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> Recipe:
+    return Recipe(
+        epochs=epochs,
+        batch=128,
+        learning_rate=learning_rate,
+        optimiser="momentum",
+        weight_decay=5e-4,
+        schedule=schedule,
+        halve_every=None,
+        mode="train",
+        patience=None,
+        hand_out="last",
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (lenet_training(), adam(20, 1e-3, 7, 0)),
+        (lenet_training(3, 4), adam(3, 1e-3, 7, 4)),
+        (lenet_fine_tuning(), adam(10, 1e-4, 4, 0)),
+        (lenet_fine_tuning(3, 4), adam(3, 1e-4, 4, 4)),
+        (cifar_training(), momentum(200, 0.1, "cosine", 0)),
+        (cifar_training(3, 4), momentum(3, 0.1, "cosine", 4)),
+        (cifar_fine_tuning(), momentum(50, 1e-3, "constant", 0)),
+        (cifar_fine_tuning(3, 4), momentum(3, 1e-3, "constant", 4)),
+    ],
+)
+def test_a_recipe_is_the_one_of_the_paper(found: Recipe, wanted: Recipe) -> None:
+    assert found == wanted
+
+
+def test_the_short_training_grows_from_16_to_32_pixels() -> None:
+    assert cifar_growing(4) == (
+        (16, momentum(5, 0.1, "one cycle", 4)),
+        (24, momentum(2, 0.05, "one cycle", 4)),
+        (32, momentum(1, 0.02, "one cycle", 4)),
+    )

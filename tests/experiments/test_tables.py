@@ -1,0 +1,168 @@
+"""What a table is made of: epochs that a quick run cuts short, seeds with their own baselines."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from entrim.commands.main import main
+from entrim.experiments import reproduce
+from entrim.experiments.cutting import Measured
+from entrim.experiments.published import Cell
+from entrim.experiments.report import Line, Report
+from entrim.experiments.reproduce import EXPERIMENTS, Options
+from entrim.experiments.robustness import ROBUSTNESS
+from entrim.experiments.rows import Row
+from entrim.experiments.studies import STUDIES
+from entrim.experiments.subjects import Subject
+from entrim.experiments.work import Work
+from tests.experiments.toys import toy
+
+BASELINES = {0: 99.0, 1: 90.0}
+CUT = {
+    "widths": {"conv1": 8},
+    **dict.fromkeys(("parameters", "sparsity", "bytes", "FLOPs"), 1.0),
+}
+
+
+@dataclass
+class Asked:
+    """For how many epochs rows were asked to be taught, by way."""
+
+    tuned: dict[tuple[str, str], tuple[int, ...]]
+    scratch: dict[tuple[str, str], tuple[int, ...]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Let a cut lose 1 point, fine tuning 2, new weights 3, and seed 1 half a point more."""
+    seen = Asked({}, {})
+
+    def measure(
+        _: Work,
+        subject: Subject,
+        row: Row,
+        way: str,
+        tuned: tuple[int, ...],
+        scratch: tuple[int, ...],
+    ) -> Measured:
+        seen.tuned[row.name, way], seen.scratch[row.name, way] = tuned, scratch
+        left = BASELINES[subject.seed] - subject.seed / 2
+        return Measured(
+            row=row.name,
+            way=way,
+            seed=subject.seed,
+            cut={**CUT, "accuracy": left - 1},
+            timing={"speedup": 1.0},
+            tuned=dict.fromkeys(tuned, left - 2),
+            scratch=dict.fromkeys(scratch, left - 3),
+        )
+
+    monkeypatch.setattr(reproduce, "baseline", lambda _, subject: BASELINES[subject.seed])
+    monkeypatch.setattr(reproduce, "measure_row", measure)
+    monkeypatch.setitem(EXPERIMENTS, "lenet-conv", replace(EXPERIMENTS["lenet-conv"], subject=toy))
+    return seen
+
+
+def of(experiment: str, work: Path, options: Options) -> Report:
+    return EXPERIMENTS[experiment].run(Work(work), options)
+
+
+def test_a_quick_run_teaches_for_one_epoch_and_says_that_it_gives_no_results(
+    asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--ways", "paper"]
+    assert main(told) == 0
+    assert set(asked.tuned.values()) == set(asked.scratch.values()) == {(10,)}
+    shown = capsys.readouterr().out
+    assert "QUICK" not in shown
+    assert "\n- met" in shown
+    assert "\n- MISSED" in shown
+
+    assert main([*told, "--quick"]) == 0
+    assert set(asked.tuned.values()) == set(asked.scratch.values()) == {(1,)}
+    shown = capsys.readouterr().out
+    assert "QUICK" in shown
+    assert "\n- met" not in shown
+    assert "\n- MISSED" not in shown
+    assert {file.name for file in tmp_path.glob("*.json")} == {
+        "lenet-conv.json", "lenet-conv-quick.json",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "tuned", "scratch"),
+    [
+        (Options(), (10,), (10,)),
+        (Options(quick=True), (1,), (1,)),
+        (Options(quick=True, scratch=False), (1,), ()),
+        (Options(quick=True, epochs=(30,)), (30,), (30,)),
+        (Options(epochs=(2, 5)), (2, 5), (2, 5)),
+        (Options(epochs=()), (), ()),
+        (Options(scratch=False), (10,), ()),
+    ],
+)
+def test_rows_are_taught_for_the_published_epochs_unless_told_otherwise(
+    options: Options, tuned: tuple[int, ...], scratch: tuple[int, ...], asked: Asked, tmp_path: Path
+) -> None:
+    of("lenet-conv", tmp_path, options)
+    keys = [(row, way) for row in ("E1", "E2") for way in ("paper", "widths", "default")]
+    assert asked.tuned == dict.fromkeys(keys, tuned)
+    assert asked.scratch == dict.fromkeys(keys, scratch)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(replace(study, panels=()).run for study in STUDIES.values()),
+        replace(ROBUSTNESS, panels=()).run,
+    ],
+    ids=[*STUDIES, ROBUSTNESS.name],
+)
+def test_a_quick_study_says_so_too(run: Callable[[Work, Options], Report], tmp_path: Path) -> None:
+    assert run(Work(tmp_path), Options()).notes == ()
+    (note,) = run(Work(tmp_path), Options(quick=True)).notes
+    assert note.startswith("QUICK")
+
+
+def test_panels_that_are_taught_are_taught_for_one_epoch_when_quick() -> None:
+    panels = [*(panel for study in STUDIES.values() for panel in study.panels), *ROBUSTNESS.panels]
+    for panel in panels:
+        assert panel.taught(Options(quick=True)) == ((1,) if panel.epochs else ())
+    assert {panel.epochs for panel in panels} > {0, 1}
+
+
+def test_every_seed_loses_from_its_own_baseline(asked: Asked, tmp_path: Path) -> None:
+    report = of("lenet-conv", tmp_path, Options(seeds=(0, 1)))
+    lines = {(line.row, line.quantity): line.ours for line in report.lines}
+    for row in ("E1", "E2"):
+        for way in ("paper", "widths", "default"):
+            assert lines[row, "accuracy, raw"][way] == [98.0, 88.5]
+            assert lines[row, "drop, raw"][way] == [1.0, 1.5]
+            assert lines[row, "drop, fine tuned 10 epochs"][way] == [2.0, 2.5]
+            assert lines[row, "drop, from scratch 10 epochs"][way] == [3.0, 3.5]
+    found = {(one["seed"], one["baseline"]) for one in report.measured}
+    assert found == set(BASELINES.items())
+    assert [note for note in report.notes if "99.00" in note] == [report.notes[0]]
+    assert [note for note in report.notes if "90.00" in note] == [report.notes[1]]
+
+
+def test_verdicts_stand_in_the_text_below_the_table() -> None:
+    line = Line(row="E1", quantity="accuracy", paper=Cell("98.49%"), ours={"paper": [98.0]})
+    said = ("met: one bar", "MISSED: another", "not run: a third")
+    text = Report(
+        experiment="lenet-conv", title="a table", columns=("ours",), lines=(line,), verdicts=said
+    ).markdown()
+    assert text.rstrip().splitlines()[-3:] == [f"- {verdict}" for verdict in said]
+    assert text.index("98.49%") < text.index("met: one bar")
+
+
+def test_the_command_prints_the_verdicts_of_its_table(
+    asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "lenet-conv", "--work", str(tmp_path), "--ways", "paper"]) == 0
+    report = of("lenet-conv", tmp_path, Options(ways=("paper",)))
+    shown = capsys.readouterr().out
+    assert len(report.verdicts) == 7
+    assert all(f"- {verdict}\n" in shown for verdict in report.verdicts)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from entrim import atomic
+from entrim.errors import SaveError
 from entrim.experiments.cutting import cut_row, options_of
 from entrim.experiments.datasets import FetchEvent
 from entrim.experiments.rows import rows_of
@@ -74,6 +75,12 @@ def test_a_cut_whose_network_is_gone_is_made_again(tmp_path: Path) -> None:
     again, _ = cut_row(work, subject, row, "toy", told)
     assert place.is_dir()
     assert again["accuracy"] == first["accuracy"]
+
+
+def test_a_folder_that_takes_no_more_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / ".locks").write_text("")
+    with pytest.raises(SaveError, match="choose another --work folder"):
+        Work(tmp_path).point("point", {}, lambda: pytest.fail("measured in vain"))
 
 
 def test_a_figure_tells_what_it_was_made_with(tmp_path: Path) -> None:

@@ -75,17 +75,18 @@ class Work:
         try:
             atomic.write(file, content.encode())
         except OSError as error:
-            raise SaveError(
-                f"{file} cannot be written ({error}): make room, or choose another --work folder"
-            ) from error
+            raise _unwritable(file, error) from error
         return json.loads(content)["found"]
 
     @contextmanager
     def _alone(self, name: str, file: Path) -> Iterator[None]:
         """Wait until no other process is at work on `file`; what it finished is then there."""
-        locks = self.folder / ".locks"
-        locks.mkdir(exist_ok=True)
-        lock = locks / file.name
+        lock = self.folder / ".locks" / file.name
+        try:
+            lock.parent.mkdir(exist_ok=True)
+            lock.touch()
+        except OSError as error:
+            raise _unwritable(lock, error) from error
         with ExitStack() as held:
             try:
                 held.enter_context(atomic.alone(lock, wait=False))
@@ -156,6 +157,12 @@ def made_with() -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _unwritable(file: Path, error: OSError) -> SaveError:
+    return SaveError(
+        f"{file} cannot be written ({error}): make room, or choose another --work folder"
+    )
 
 
 def _read(file: Path, beside: Path | None) -> Point | None:

@@ -1,0 +1,66 @@
+"""The tables in the documents are those of the records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrim.experiments.cutting import WAYS
+from entrim.experiments.published import Cell
+from entrim.experiments.report import Line
+
+_ROOT = Path(__file__).parents[2]
+_RECORDS = _ROOT / "benchmarks" / "results" / "reproduce"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+_DOCUMENT = [_cells(line) for line in (_ROOT / "docs" / "reproduce.md").read_text().splitlines()]
+
+
+def _record(name: str) -> dict[str, Any]:
+    return json.loads((_RECORDS / f"{name}.json").read_text())
+
+
+def _line(told: dict[str, Any]) -> Line:
+    cells = {name: Cell(**told[name]) for name in ("paper", "arithmetic")}
+    ours = {way: told["ours"][way] for way in WAYS}
+    return Line(**{**told, **cells, "ours": ours})
+
+
+@pytest.mark.parametrize("name", ["lenet-conv", "lenet-full"])
+def test_the_tables_of_lenet_are_printed_as_recorded(name: str) -> None:
+    record = _record(name)
+    lines = [_line(told).cells() for told in record["lines"]]
+    assert len(lines) > 20
+    assert [line for line in lines if line not in _DOCUMENT] == []
+    verdicts = [f"- {verdict}" for verdict in record["verdicts"]]
+    assert [verdict for verdict in verdicts if [verdict] not in _DOCUMENT] == []
+
+
+def test_the_drops_by_images_are_printed_as_recorded() -> None:
+    drops: dict[str, list[str]] = {}
+    columns = _record("images")["columns"]
+    for line in _record("images")["lines"]:
+        values = [f"{line['ours'][column][0]:.2f}" for column in columns]
+        drops[line["row"].removesuffix(" images")] = values
+    assert len(drops) == 8
+    assert [row for row in drops.items() if [row[0], *row[1]] not in _DOCUMENT] == []
+
+
+@pytest.mark.parametrize("name", ["vgg16-groups", "vgg16-full", "resnet18"])
+def test_accuracy_drop_and_speed_up_of_every_cut_are_printed_as_recorded(name: str) -> None:
+    measured = _record(name)["measured"]
+    assert measured
+    for one in measured:
+        accuracy = one["cut"]["accuracy"]
+        wanted = {
+            f"{accuracy:.2f}",
+            f"{one['baseline'] - accuracy:.2f}",
+            f"{one['timing']['speedup']:.2f}x",
+        }
+        shown = [{cell.strip("*") for cell in line} for line in _DOCUMENT]
+        assert any(wanted <= line for line in shown), (one["row"], one["way"], wanted)

@@ -64,3 +64,16 @@ def test_accuracy_drop_and_speed_up_of_every_cut_are_printed_as_recorded(name: s
         }
         shown = [{cell.strip("*") for cell in line} for line in _DOCUMENT]
         assert any(wanted <= line for line in shown), (one["row"], one["way"], wanted)
+
+
+def test_the_rivals_are_printed_as_recorded() -> None:
+    measured = _record("comparison")["measured"]
+    columns = list(dict.fromkeys(one["row"] for one in measured))
+    printed = {line[0]: line[1:] for line in _DOCUMENT if len(line) == 1 + len(columns)}
+    for one in measured:
+        shown = printed[one["variant"]][columns.index(one["row"])]
+        if "cannot" in one:
+            assert shown == "-"
+            continue
+        drops = [one["cut"]["accuracy"], *one.get("tuned", {}).values()]
+        assert shown == " → ".join(f"{one['baseline'] - right:.2f}" for right in drops)

@@ -1,28 +1,22 @@
 """The paper's tables, run again: cut, test, fine tune, and set beside what was printed."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-
-import torch
-from torch import nn
-from torch.nn import functional as F
 
 from entrim.errors import BadSettingError
 from entrim.experiments import subjects
 from entrim.experiments.bars import verdicts
 from entrim.experiments.cutting import WAYS, Measured, baseline, measure_row
+from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.published import Cell, tables
 from entrim.experiments.report import Line, Report
 from entrim.experiments.rows import EMPTY, Row, rows_of
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
-from entrim.experiments.zoo import ZOO
 
 QUICK_EPOCHS = 1
 _DECIMALS = {"parameters": 0, "FLOPs": 0}
 _QUANTITIES = {"FLOPs": "FLOPs; ours MACs", "size": "size, MB", "speedup": "speedup, batch of 4"}
-_BATCH = 32
 _LESSON = 50_000
 """Images of one epoch, of all networks here."""
 
@@ -231,30 +225,6 @@ def shrunk(options: Options) -> list[str]:
 def lesson_of(options: Options) -> int:
     """Return how many images one epoch holds."""
     return subjects.QUICK_LESSON if options.quick else _LESSON
-
-
-def seconds_per_image(network: str, steps: int = 2) -> float:
-    """Return what learning from one image takes here and now, measured on random images."""
-    entry = ZOO[network]
-    model: nn.Module = entry.model().train()
-    images, labels = entry.images(_BATCH), torch.zeros(_BATCH, dtype=torch.long)
-    seconds = []
-    for _ in range(steps):
-        begun = time.perf_counter()
-        with torch.enable_grad():
-            F.cross_entropy(model(images), labels).backward()
-        seconds.append(time.perf_counter() - begun)
-    return min(seconds) / _BATCH
-
-
-def about(seconds: float) -> str:
-    """Return a time as a plan tells it."""
-    span = f"{seconds:.0f} seconds"
-    for unit, size in (("minutes", 60), ("hours", 3600), ("days", 86_400)):
-        if seconds >= 2 * size:
-            span = f"{seconds / size:.0f} {unit}"
-    threads = torch.get_num_threads()
-    return f"about {span} here on {threads} thread{'s' * (threads > 1)}"
 
 
 def _vgg(name: str, title: str) -> TableRun:

@@ -18,8 +18,9 @@ from entrim.experiments.cutting import Lessons, cut_row
 from entrim.experiments.datasets import Dataset
 from entrim.experiments.normalisation import Normalisation
 from entrim.experiments.panels import Panel, at_hand, halved_resnet, lenet, within
+from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.report import Line, Report
-from entrim.experiments.reproduce import Options, about, lesson_of, seconds_per_image, shrunk
+from entrim.experiments.reproduce import Options, lesson_of, shrunk
 from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work

@@ -9,9 +9,10 @@ from entrim.experiments import subjects
 from entrim.experiments.criteria import CRITERIA, NoCriterionError, Ranking
 from entrim.experiments.cutting import IMAGES, Lessons, cut_row
 from entrim.experiments.panels import Panel, at_hand, halved_resnet, last_of, lenet, within
+from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.published import tables
 from entrim.experiments.report import Line, Report
-from entrim.experiments.reproduce import Options, about, lesson_of, seconds_per_image, shrunk
+from entrim.experiments.reproduce import Options, lesson_of, shrunk
 from entrim.experiments.rows import Row
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work

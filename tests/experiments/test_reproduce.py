@@ -16,8 +16,8 @@ from entrim.errors import BadSettingError, SaveError
 from entrim.experiments import ZOO
 from entrim.experiments.bars import verdicts
 from entrim.experiments.cutting import Lessons, Measured, size_at
-from entrim.experiments.published import Cell, tables
-from entrim.experiments.report import NOT_RUN, Line, Report
+from entrim.experiments.published import tables
+from entrim.experiments.report import NOT_RUN, Report
 from entrim.experiments.reproduce import EXPERIMENTS, Options
 from entrim.experiments.rows import rows_of
 from entrim.experiments.studies import STUDIES
@@ -88,6 +88,11 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
         (["--record", "{folder}"], "{folder} is a folder: name a file"),
         (["images", "--ways", "paper"], "images knows no --ways: leave it out"),
         (["robustness", "--no-scratch"], "robustness knows no --no-scratch: leave it out"),
+        (["--networks", "LeNet"], "lenet-conv is of one network: leave --networks out"),
+        (
+            ["images", "--networks", "LeNet", "AlexNet"],
+            "images has no AlexNet: name some of LeNet, ResNet-56",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_run(
@@ -141,11 +146,6 @@ def test_every_row_tells_sizes_and_speed_also_where_the_paper_does_not(cut_only:
     full = {row.name: row.cells for row in rows_of("vgg16-full")}
     assert full["conv_all+fc"]["size"].printed == "6.5MB"
     assert "local sparsity" not in full["conv_all+fc"]
-
-
-def test_seeds_are_shown_as_mean_and_spread() -> None:
-    line = Line(row="E1", quantity="accuracy", paper=Cell("98.49%"), ours={"a": [98.0, 99.0]})
-    assert line.cells() == ["E1", "accuracy", "98.49%", "98.50 ± 0.71", "+0.01"]
 
 
 @pytest.mark.parametrize("experiment", list(EXPERIMENTS))
@@ -260,25 +260,6 @@ def test_the_groups_of_lenet_are_those_that_are_traced() -> None:
     entry = ZOO["LeNet"]
     names = {group.name for group in trace(entry.model(), entry.images(2)).groups}
     assert {name for row in rows_of("lenet-full") for name in row.eps} <= names
-
-
-def test_seeds_are_shown_one_by_one_and_missing_ones_counted() -> None:
-    widths = Line(row="E1", quantity="kept", ours={"a": ["9", "8", "8"], "b": ["8", "8"]})
-    assert widths.cells()[3:] == ["9; 8; 8", "", "8", ""]
-    drops = Line(row="E1", quantity="drop", ours={"a": [1.0, 3.0], "b": [2.0], "c": []})
-    assert drops.cells()[3::2] == ["2.00 ± 1.41", "2.00 (1 of 2 seeds)", NOT_RUN]
-    assert replace(drops, elsewhere=True).cells()[3:] == ["-", ""] * 3
-
-
-def test_a_difference_has_the_digits_of_the_paper_and_heeds_its_slips() -> None:
-    ours = {"a": [14_350_281.0]}
-    printed = Line(row="x", quantity="p", paper=Cell("1.47e7"), ours=ours, decimals=0)
-    assert printed.cells()[2:] == ["1.47e7", "14,350,281", "-300,000"]
-    mended = replace(printed, arithmetic=Cell("1.44e7"))
-    assert mended.cells()[2:] == ["1.47e7, must be 1.44e7", "14,350,281", "+0"]
-    rows = {row.name: row for row in (*rows_of("vgg16-groups"), *rows_of("vgg16-full"))}
-    assert rows["conv5-7"].arithmetic["parameters"].printed == "1.44e7"
-    assert rows["conv_all+fc"].arithmetic["size"].printed == "6.6MB"
 
 
 @pytest.mark.parametrize(

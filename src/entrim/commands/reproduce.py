@@ -2,6 +2,8 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,17 @@ from entrim.commands.places import refuse_unwritable
 from entrim.commands.showing import Progress, tell
 from entrim.errors import CommandError, SaveError
 from entrim.experiments.cutting import WAYS
-from entrim.experiments.reproduce import EXPERIMENTS, Options
-from entrim.experiments.robustness import ROBUSTNESS
-from entrim.experiments.studies import STUDIES
+from entrim.experiments.reproduce import EXPERIMENTS, Options, TableRun
+from entrim.experiments.robustness import ROBUSTNESS, Robustness
+from entrim.experiments.studies import STUDIES, Study
 from entrim.experiments.work import Work, work_folder
 
 _EXAMPLES = """\
 examples:
   entrim reproduce lenet-conv --seeds 0 1 2
   entrim reproduce lenet-full --quick
-  entrim reproduce vgg16-full --finished   prints what is finished, runs nothing"""
+  entrim reproduce vgg16-full --finished   prints what is finished, runs nothing
+  entrim reproduce comparison --networks VGG-16 ResNet18"""
 
 
 def add(subparsers: Any) -> ArgumentParser:
@@ -39,6 +42,7 @@ def add(subparsers: Any) -> ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="few images and epochs; no results")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), help="how rows are cut (all)")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of a study of several (all)")
     parser.add_argument(
         "--epochs",
         type=int,
@@ -79,6 +83,8 @@ def run(args: Namespace) -> int:
     for option, given in (("--ways", args.ways), ("--no-scratch", args.no_scratch)):
         if given and args.experiment not in EXPERIMENTS:
             raise CommandError(f"{args.experiment} knows no {option}: leave it out")
+    if args.networks:
+        experiment = _of(experiment, args.networks)
     folder = args.work or work_folder()
     if args.record is not None:
         refuse_unwritable(args.record)
@@ -93,6 +99,19 @@ def run(args: Namespace) -> int:
         _record(file, report.to_json())
     tell(report.to_json() if args.json else report.markdown())
     return 0
+
+
+def _of(experiment: TableRun | Study | Robustness, networks: Sequence[str]) -> Study | Robustness:
+    """Return the study with some of its networks."""
+    if isinstance(experiment, TableRun):
+        raise CommandError(f"{experiment.name} is of one network: leave --networks out")
+    known = [panel.network for panel in experiment.panels]
+    if unknown := [name for name in networks if name not in known]:
+        raise CommandError(
+            f"{experiment.name} has no {', '.join(unknown)}: name some of {', '.join(known)}"
+        )
+    some = tuple(panel for panel in experiment.panels if panel.network in networks)
+    return replace(experiment, panels=some)
 
 
 def _record(file: Path, content: str) -> None:

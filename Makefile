@@ -51,6 +51,8 @@ bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.distill
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.export
+	$(BIN)/python -m benchmarks.stop
+	$(BIN)/python -m benchmarks.readings
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist

@@ -62,13 +62,14 @@ def test_lenet_is_cut_by_the_alternation_with_the_printed_strengths(
 
 
 @pytest.mark.parametrize(("network", "row"), CIFAR)
-def test_the_wide_networks_are_cut_to_the_minimum_with_the_printed_strengths(
+def test_the_wide_networks_are_cut_by_the_alternation_with_the_printed_strengths(
     network: str, row: Row, lenet: Subject
 ) -> None:
     assert options_of(replace(lenet, network=network), row, "paper") == {
         "preset": "paper",
         "layers": list(row.widths),
         "eps": dict.fromkeys(row.widths, (-0.0001, 0.0001)),
+        "alternation": 0.003,
     }
 
 

@@ -91,7 +91,7 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
         (["--networks", "LeNet"], "lenet-conv is of one network: leave --networks out"),
         (
             ["images", "--networks", "LeNet", "AlexNet"],
-            "images has no AlexNet: name some of LeNet, ResNet-56",
+            "there is no AlexNet here: name some of LeNet, ResNet-56",
         ),
     ],
 )

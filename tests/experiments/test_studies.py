@@ -1,6 +1,5 @@
 """What the paper leaves open: criteria of others, numbers of images, attacks."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,31 +214,6 @@ def test_a_network_whose_weights_are_missing_does_not_keep_others_from_being_run
     (missing, _) = report.notes
     assert missing.startswith("ResNet-20, seed 0: not run (cifar10_resnet20.safetensors is looked")
     assert report.lines[0].cells()[3:5] == [NOT_RUN, ""]
-
-
-@pytest.mark.parametrize(
-    ("told", "columns"),
-    [(["LeNet"], ["E1", "E2"]), (["ResNet-20", "LeNet"], ["ResNet-20, half", "E1", "E2"])],
-)
-def test_a_study_can_be_told_its_networks(
-    told: list[str],
-    columns: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    whole = study("comparison", ["greedy, rebuilt"], on_toys("E1", "E2"))
-    other = on_toys("E2")
-    other = replace(
-        other, network="ResNet-20", rows=(replace(other.rows[0], name="ResNet-20, half"),)
-    )
-    monkeypatch.setitem(STUDIES, "comparison", replace(whole, panels=(other, *whole.panels)))
-    command = ["reproduce", "comparison", "--work", str(tmp_path), "--networks", *told]
-    assert main(command) == 0
-    said = capsys.readouterr()
-    assert f"{', '.join(sorted(told, reverse=True))}; 1 variants of {len(columns)} rows" in said.err
-    record = json.loads((tmp_path / "comparison.json").read_text())
-    assert record["columns"] == [one["row"] for one in record["measured"]] == columns
 
 
 def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> None:

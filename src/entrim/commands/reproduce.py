@@ -2,8 +2,6 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,10 @@ from entrim.commands.places import refuse_unwritable
 from entrim.commands.showing import Progress, tell
 from entrim.errors import CommandError, SaveError
 from entrim.experiments.cutting import WAYS
-from entrim.experiments.reproduce import EXPERIMENTS, Options, TableRun
-from entrim.experiments.robustness import ROBUSTNESS, Robustness
-from entrim.experiments.studies import STUDIES, Study
+from entrim.experiments.earlier import NOTHING, Earlier
+from entrim.experiments.reproduce import EXPERIMENTS, Options
+from entrim.experiments.robustness import ROBUSTNESS
+from entrim.experiments.studies import STUDIES
 from entrim.experiments.work import Work, work_folder
 
 _EXAMPLES = """\
@@ -65,7 +64,7 @@ def add(subparsers: Any) -> ArgumentParser:
         "--record",
         type=Path,
         metavar="FILE",
-        help="for the JSON record (default: in --work; with --finished: none)",
+        help="JSON record; an earlier one is added to (default: in --work; --finished: none)",
     )
     return parser
 
@@ -79,39 +78,28 @@ def run(args: Namespace) -> int:
         ways=tuple(args.ways or WAYS),
         epochs=None if args.epochs is None else tuple(args.epochs),
         scratch=not args.no_scratch,
+        networks=tuple(args.networks) if args.networks else None,
     )
     for option, given in (("--ways", args.ways), ("--no-scratch", args.no_scratch)):
         if given and args.experiment not in EXPERIMENTS:
             raise CommandError(f"{args.experiment} knows no {option}: leave it out")
-    if args.networks:
-        experiment = _of(experiment, args.networks)
+    if args.networks and args.experiment in EXPERIMENTS:
+        raise CommandError(f"{args.experiment} is of one network: leave --networks out")
     folder = args.work or work_folder()
-    if args.record is not None:
-        refuse_unwritable(args.record)
+    file = args.record
+    if file is not None:
+        refuse_unwritable(file)
+    elif not args.finished:
+        file = folder / f"{experiment.name}{'-quick' * args.quick}.json"
+    earlier = Earlier.read(file, experiment.name, quick=args.quick) if file else NOTHING
     if not args.finished:
         print(experiment.plan(options), file=sys.stderr)
         print(f"what is finished in {folder} is not run again", file=sys.stderr)
-    report = experiment.run(Work(folder, Progress(), args.finished), options)
-    file = args.record
-    if file is None and not args.finished:
-        file = folder / f"{experiment.name}{'-quick' * args.quick}.json"
+    report = experiment.run(Work(folder, Progress(), args.finished), options, earlier)
     if file is not None:
         _record(file, report.to_json())
     tell(report.to_json() if args.json else report.markdown())
     return 0
-
-
-def _of(experiment: TableRun | Study | Robustness, networks: Sequence[str]) -> Study | Robustness:
-    """Return the study with some of its networks."""
-    if isinstance(experiment, TableRun):
-        raise CommandError(f"{experiment.name} is of one network: leave --networks out")
-    known = [panel.network for panel in experiment.panels]
-    if unknown := [name for name in networks if name not in known]:
-        raise CommandError(
-            f"{experiment.name} has no {', '.join(unknown)}: name some of {', '.join(known)}"
-        )
-    some = tuple(panel for panel in experiment.panels if panel.network in networks)
-    return replace(experiment, panels=some)
 
 
 def _record(file: Path, content: str) -> None:

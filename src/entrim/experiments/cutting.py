@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ _EXAMPLE = 4
 FALL = 3e-3
 """Where the paper's alternation stops. It names no figure; this one was chosen so that two LeNets
 keep as many channels as it prints, and to convergence they keep fewer (`benchmarks.stop`)."""
-_SMALL = ("LeNet",)
-"""Where the alternation itself is run; wide layers take the fast solver, to the minimum."""
 WAYS = {
     "paper": "the paper's method and eps",
     "widths": "the paper's method, at its widths",
@@ -53,6 +51,12 @@ class Measured:
     """How many times faster than before, and the circumstances."""
     tuned: Mapping[int, float] = field(default_factory=dict)
     scratch: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any]) -> "Measured":
+        """Return what a point of a record tells."""
+        names = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in point.items() if name in names})
 
 
 def baseline(work: Work, subject: Subject) -> float:
@@ -180,8 +184,7 @@ def options_of(subject: Subject, row: Row, way: str) -> dict[str, Any]:
     """Return what `sparsify` is told."""
     if way == "paper":
         eps = {group: (-value, value) for group, value in row.eps.items()}
-        told = {"preset": "paper", "layers": list(row.eps), "eps": eps}
-        return {**told, "alternation": FALL} if subject.network in _SMALL else told
+        return {"preset": "paper", "layers": list(row.eps), "eps": eps, "alternation": FALL}
     if way == "widths":
         return {"preset": "paper", "layers": list(row.eps), "widths": dict(row.widths)}
     return {"layers": list(row.eps), "budget": Budget(params=size_at(subject, row).params)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from entrim.budget import Budget
-from entrim.errors import DataError
+from entrim.errors import BadSettingError, DataError
 from entrim.experiments import subjects
 from entrim.experiments.cutting import baseline, size_at
 from entrim.experiments.report import NOT_RUN
@@ -50,6 +50,22 @@ def last_of(network: str, experiment: str, subject: Callable[..., Subject]) -> P
     return Panel(network=network, subject=subject, rows=(named,), epochs=0)
 
 
+def asked_for(panels: Sequence[Panel], options: Options) -> tuple[Panel, ...]:
+    """Return those whose networks are to be run."""
+    known = [panel.network for panel in panels]
+    asked = known if options.networks is None else options.networks
+    if unknown := [name for name in asked if name not in known]:
+        raise BadSettingError(
+            f"there is no {', '.join(unknown)} here: name some of {', '.join(known)}"
+        )
+    return tuple(panel for panel in panels if panel.network in asked)
+
+
+def named(network: str, seed: int) -> str:
+    """Return what a network is called in notes."""
+    return f"{network}, seed {seed}"
+
+
 def at_hand(
     panels: Sequence[Panel], work: Work, options: Options, notes: list[str]
 ) -> Iterator[tuple[Panel, Subject, float]]:
@@ -57,9 +73,9 @@ def at_hand(
 
     One whose weights or data are missing does not keep the others from being run.
     """
-    for panel in panels:
+    for panel in asked_for(panels, options):
         for seed in options.seeds:
-            name = f"{panel.network}, seed {seed}"
+            name = named(panel.network, seed)
             try:
                 subject = panel.subject(work, seed, quick=options.quick)
                 base = baseline(work, subject)

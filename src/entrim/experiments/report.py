@@ -75,6 +75,8 @@ class Report:
     """What the reader must know: shrunk epochs, seeds, where the weights come from."""
     measured: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Every point, seed by seed."""
+    quick: bool = False
+    """Whether images and epochs were shrunk: no results."""
 
     def markdown(self) -> str:
         """Return the table with its notes."""

@@ -7,6 +7,7 @@ from entrim.errors import BadSettingError
 from entrim.experiments import subjects
 from entrim.experiments.bars import verdicts
 from entrim.experiments.cutting import WAYS, Measured, baseline, measure_row
+from entrim.experiments.earlier import NOTHING, Earlier, Point
 from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.published import Cell, tables
 from entrim.experiments.report import Line, Report
@@ -31,6 +32,8 @@ class Options:
     epochs: tuple[int, ...] | None = None
     """Of fine tuning and of training from new weights, instead of the published ones."""
     scratch: bool = True
+    networks: tuple[str, ...] | None = None
+    """Those of a study that are run; None for all."""
 
     @property
     def taught(self) -> tuple[int, ...] | None:
@@ -81,24 +84,31 @@ class TableRun:
             "themselves"
         )
 
-    def run(self, work: Work, options: Options) -> Report:
+    def run(self, work: Work, options: Options, earlier: Earlier = NOTHING) -> Report:
         """Return published beside ours, after running what is not finished yet."""
         rows = [_told(row, options) for row in self.rows]
-        found: list[Measured] = []
-        baselines, notes = {}, shrunk(options)
+        new: list[Point] = []
+        notes, run = shrunk(options), set()
         for seed in options.seeds:
             try:
                 subject = self.subject(work, seed, quick=options.quick)
-                baselines[seed] = baseline(work, subject)
+                base = baseline(work, subject)
             except NotFinishedError:
                 notes.append(f"seed {seed}: not run")
                 continue
-            notes.append(f"seed {seed}: {subject.origin}; baseline {baselines[seed]:.2f} %")
-            found += [
+            notes.append(f"seed {seed}: {subject.origin}; baseline {base:.2f} %")
+            run.add(seed)
+            earlier.refuse_another(base, seed=seed)
+            cuts = (
                 measure_row(work, subject, row, way, tuple(row.tuned), tuple(row.scratch))
                 for row in rows
                 for way in options.ways
-            ]
+            )
+            new += [{**asdict(one), "baseline": base} for one in cuts if one.cut]
+        points = earlier.beside(new, ("row", "way", "seed"))
+        notes += earlier.notes(lambda p: f"seed {p['seed']}", {f"seed {seed}" for seed in run})
+        baselines = {point["seed"]: point["baseline"] for point in points}
+        found = [Measured.of(point) for point in points]
         lines = _Lines(found, baselines, tables()[self.accuracy].cell("baseline", "accuracy"))
         return Report(
             experiment=self.name,
@@ -107,7 +117,8 @@ class TableRun:
             lines=tuple(line for row in self.rows for line in lines.of(row, options)),
             verdicts=() if options.quick else verdicts(self.name, self.rows, found, baselines),
             notes=tuple(notes),
-            measured=[{**asdict(one), "baseline": baselines[one.seed]} for one in found if one.cut],
+            measured=points,
+            quick=options.quick,
         )
 
 

@@ -1,7 +1,7 @@
 """Are smaller networks easier to fool: accuracy under attacks that know the network."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,17 @@ from entrim.errors import MissingExtraError
 from entrim.experiments import subjects
 from entrim.experiments.cutting import Lessons, cut_row
 from entrim.experiments.datasets import Dataset
+from entrim.experiments.earlier import NOTHING, Earlier, Point
 from entrim.experiments.normalisation import Normalisation
-from entrim.experiments.panels import Panel, at_hand, halved_resnet, lenet, within
+from entrim.experiments.panels import (
+    Panel,
+    asked_for,
+    at_hand,
+    halved_resnet,
+    lenet,
+    named,
+    within,
+)
 from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.report import Line, Report
 from entrim.experiments.reproduce import Options, lesson_of, shrunk
@@ -125,27 +134,34 @@ class Robustness:
     def plan(self, options: Options) -> str:
         """Return what will be run."""
         seconds = 0.0
-        for panel in self.panels:
+        panels = asked_for(self.panels, options)
+        for panel in panels:
             epochs = max(panel.taught(options), default=0)
             passes = len(_columns()) * len(STRENGTHS[panel.network]) * (1 + STEPS) * ATTACKED
             images = len(options.seeds) * (passes + len(CUTS) * epochs * lesson_of(options))
             seconds += images * seconds_per_image(panel.network)
         return (
-            f"{self.name}: {', '.join(panel.network for panel in self.panels)}; as trained and "
+            f"{self.name}: {', '.join(panel.network for panel in panels)}; as trained and "
             f"{len(CUTS)} cuts, raw and fine tuned, seeds {', '.join(map(str, options.seeds))}; "
             f"attacks on each with {ATTACKED:,} test images; {about(seconds)}, and the cuts "
             "themselves"
         )
 
-    def run(self, work: Work, options: Options) -> Report:
+    def run(self, work: Work, options: Options, earlier: Earlier = NOTHING) -> Report:
         """Return the accuracies by attack and network, after running what is not finished yet."""
-        notes, measured = shrunk(options), []
-        for panel, subject, _ in at_hand(self.panels, work, options, notes):
+        new: list[Point] = []
+        notes, run = shrunk(options), set()
+        for panel, subject, base in at_hand(self.panels, work, options, notes):
+            run.add(named(panel.network, subject.seed))
+            earlier.refuse_another(base, network=panel.network, seed=subject.seed)
             (row,), epochs = panel.rows, panel.taught(options)
             many = max(epochs, default=0)
             told = f"fine tuned {many} epoch{'s' * (many > 1)}" if epochs else "not fine tuned"
             notes.append(f"{panel.network} is cut as in {row.name}, {told}")
-            measured += _Trial(work, subject, row, epochs).attacked()
+            points = _Trial(work, subject, row, epochs).attacked()
+            new += [{**point, "baseline": base} for point in points]
+        measured = earlier.beside(new, ("network", "seed", "state", "attack", "strength"))
+        notes += earlier.notes(lambda p: named(p["network"], p["seed"]), run)
         return Report(
             experiment=self.name,
             title=self.title,
@@ -153,6 +169,7 @@ class Robustness:
             lines=tuple(line for panel in self.panels for line in _lines(panel, measured)),
             notes=tuple(notes),
             measured=measured,
+            quick=options.quick,
         )
 
 
@@ -224,7 +241,7 @@ def _columns() -> tuple[str, ...]:
     return ("as trained", *(c for cut in CUTS for c in (cut, f"{cut}, fine tuned")))
 
 
-def _lines(panel: Panel, measured: list[dict[str, Any]]) -> list[Line]:
+def _lines(panel: Panel, measured: Sequence[Point]) -> list[Line]:
     def right(attack: str, strength: float) -> Mapping[str, list[float]]:
         asked = (panel.network, attack, strength)
         return {

@@ -1,14 +1,24 @@
 """What the paper leaves open: how many images are enough, and how others choose channels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from entrim import files
 from entrim.experiments import subjects
 from entrim.experiments.criteria import CRITERIA, NoCriterionError, Ranking
 from entrim.experiments.cutting import IMAGES, Lessons, cut_row
-from entrim.experiments.panels import Panel, at_hand, halved_resnet, last_of, lenet, within
+from entrim.experiments.earlier import NOTHING, Earlier, Point
+from entrim.experiments.panels import (
+    Panel,
+    asked_for,
+    at_hand,
+    halved_resnet,
+    last_of,
+    lenet,
+    named,
+    within,
+)
 from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.published import tables
 from entrim.experiments.report import Line, Report
@@ -51,30 +61,40 @@ class Study:
 
     def plan(self, options: Options) -> str:
         """Return what will be run."""
-        cuts = len(self.variants) * len(self.columns) * len(options.seeds)
+        panels = asked_for(self.panels, options)
+        rows = sum(len(panel.rows) for panel in panels)
+        cuts = len(self.variants) * rows * len(options.seeds)
         tuned = sum(v.tuned for v in self.variants) * len(options.seeds)
         epochs = {
-            p.network: tuned * len(p.rows) * max(p.taught(options), default=0) for p in self.panels
+            p.network: tuned * len(p.rows) * max(p.taught(options), default=0) for p in panels
         }
         each = {name: seconds_per_image(name) for name, n in epochs.items() if n}
         seconds = lesson_of(options) * sum(epochs[name] * one for name, one in each.items())
         lessons = ", ".join(f"{n} of {name}" for name, n in epochs.items() if n)
         return (
-            f"{self.name}: {', '.join(panel.network for panel in self.panels)}; "
-            f"{len(self.variants)} variants of {len(self.columns)} rows, seeds "
+            f"{self.name}: {', '.join(panel.network for panel in panels)}; "
+            f"{len(self.variants)} variants of {rows} rows, seeds "
             f"{', '.join(map(str, options.seeds))}: {cuts} cuts of seconds to minutes each; "
             f"epochs of fine tuning: {f'{lessons}, {about(seconds)}' if lessons else 'none'}"
         )
 
-    def run(self, work: Work, options: Options) -> Report:
+    def run(self, work: Work, options: Options, earlier: Earlier = NOTHING) -> Report:
         """Return the drops by variant and row, after running what is not finished yet."""
-        found = _Found(self)
-        notes = shrunk(options)
+        new: list[Point] = []
+        notes, run = shrunk(options), set()
         for panel, subject, base in at_hand(self.panels, work, options, notes):
+            run.add(named(panel.network, subject.seed))
+            for row in panel.rows:
+                earlier.refuse_another(base, row=row.name, seed=subject.seed)
             for variant in self.variants:
                 for row in panel.rows:
                     epochs = panel.taught(options) if variant.tuned else ()
-                    found.take(base, self._point(work, subject, variant, row, epochs))
+                    point = self._point(work, subject, variant, row, epochs)
+                    if "cut" in point or "cannot" in point:
+                        new.append({**point, "baseline": base})
+        found = _Found(self, earlier.beside(new, ("variant", "row", "seed")))
+        network = {row.name: panel.network for panel in self.panels for row in panel.rows}
+        notes += earlier.notes(lambda p: named(network[p["row"]], p["seed"]), run)
         return Report(
             experiment=self.name,
             title=self.title,
@@ -82,6 +102,7 @@ class Study:
             lines=(*found.lines(options), *self._others()),
             notes=tuple(notes),
             measured=found.measured,
+            quick=options.quick,
         )
 
     def _point(
@@ -129,15 +150,10 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a study has measured so far."""
+    """What a study has measured, now and earlier."""
 
     study: Study
-    measured: list[dict[str, Any]] = field(default_factory=list)
-
-    def take(self, base: float, point: Mapping[str, Any]) -> None:
-        """Add what one variant gave in one row, if it was run."""
-        if "cut" in point or "cannot" in point:
-            self.measured.append({**point, "baseline": base})
+    measured: Sequence[Point]
 
     def lines(self, options: Options) -> list[Line]:
         """Return the drop of every variant, raw and after fine tuning."""

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.ledger import networks_at_hand
 from benchmarks.record import table, write
 from entrim.experiments import subjects
-from entrim.experiments.cutting import FALL, IMAGES, baseline, cut_row, options_of
+from entrim.experiments.cutting import FALL, IMAGES, cut_row, options_of, told_of
 from entrim.experiments.rows import Row, rows_of
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import Work, work_folder
@@ -48,8 +48,8 @@ def main() -> None:
     printed = ["the paper", "-".join(map(str, row.widths.values()))]
     printed += [row.cells[name].printed for name in ("parameters", "accuracy")]
     note = (
-        f"{row.name}: every layer alone, eps 1e-4, nothing solved again. Baseline here "
-        f"{baseline(work, subject):.2f} % ({subject.origin})."
+        f"{row.name}: every layer alone, the paper's eps, nothing solved again. Baseline here "
+        f"{told_of(work, subject)['baseline']:.2f} % ({subject.origin})."
     )
     header = ["reading", "channels kept", "parameters", "accuracy"]
     print(

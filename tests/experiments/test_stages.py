@@ -14,7 +14,7 @@ from entrim import files
 from entrim.checkpoints import fingerprint
 from entrim.experiments import robustness
 from entrim.experiments.criteria import Ranking
-from entrim.experiments.cutting import Lessons, baseline, cut_row, measure_row
+from entrim.experiments.cutting import Lessons, cut_row, measure_row, told_of
 from entrim.experiments.reproduce import Options
 from entrim.experiments.robustness import ROBUSTNESS
 from entrim.experiments.rows import rows_of
@@ -37,7 +37,7 @@ OTHERS: dict[str, Callable[[Subject], Subject]] = {
     "another test": lambda s: replace(s, test=s.test[:49]),
 }
 STAGES: dict[str, Callable[[Work, Subject], object]] = {
-    "baseline": baseline,
+    "baseline": told_of,
     "cut": lambda work, s: cut_row(work, s, ROW, "cut", {"layers": ["conv1"]}),
     "lesson": lambda work, s: Lessons(work, s).after("lesson", START, s.fine_tuning, (1,)),
 }

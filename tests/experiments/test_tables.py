@@ -59,7 +59,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
             scratch=dict.fromkeys(scratch, left - 3),
         )
 
-    monkeypatch.setattr(reproduce, "baseline", lambda _, subject: BASELINES[subject.seed])
+    told = {"network": "LeNet", "weights": None, "origin": "never trained"}
+    monkeypatch.setattr(
+        reproduce,
+        "told_of",
+        lambda _, subject: {**told, "seed": subject.seed, "baseline": BASELINES[subject.seed]},
+    )
     monkeypatch.setattr(reproduce, "measure_row", measure)
     monkeypatch.setitem(EXPERIMENTS, "lenet-conv", replace(EXPERIMENTS["lenet-conv"], subject=toy))
     return seen

@@ -2,6 +2,8 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +97,14 @@ def run(args: Namespace) -> int:
     if not args.finished:
         print(experiment.plan(options), file=sys.stderr)
         print(f"what is finished in {folder} is not run again", file=sys.stderr)
-    report = experiment.run(Work(folder, Progress(), args.finished), options, earlier)
+    work = Work(folder, Progress(), args.finished)
+    report = experiment.run(work, options, earlier)
     if file is not None:
-        _record(file, report.to_json())
+        with nullcontext() if args.finished else work.alone("record", file):
+            now = Earlier.read(file, experiment.name, quick=args.quick)
+            if now != earlier:  # another run has added to it meanwhile
+                report = experiment.run(replace(work, only_finished=True), options, now)
+            _record(file, report.to_json())
     tell(report.to_json() if args.json else report.markdown())
     return 0
 

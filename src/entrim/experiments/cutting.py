@@ -59,13 +59,13 @@ class Measured:
         return cls(**{name: value for name, value in point.items() if name in names})
 
 
-def baseline(work: Work, subject: Subject) -> float:
-    """Return the accuracy of the network as it is handed over."""
+def told_of(work: Work, subject: Subject) -> Point:
+    """Return what every point of a record tells of its network, the accuracy as handed over too."""
     name = f"{subject.network} seed {subject.seed} baseline"
-    found = work.point(
-        name, _identity(subject), lambda: {"accuracy": subject.accuracy(subject.model)}
-    )
-    return found["accuracy"]
+    identity = _identity(subject)
+    found = work.point(name, identity, lambda: {"accuracy": subject.accuracy(subject.model)})
+    told = {name: identity[name] for name in ("network", "seed", "weights")}
+    return {**told, "baseline": found["accuracy"], "origin": subject.origin}
 
 
 def measure_row(
@@ -77,7 +77,7 @@ def measure_row(
     scratch: tuple[int, ...],
 ) -> Measured:
     """Return what the row gives when it is cut in this way, as far as it may be run."""
-    name = f"{subject.network} seed {subject.seed} {row.name} {way}"
+    name = _named(subject, row, way)
     try:
         cut, place = cut_row(work, subject, row, name, options_of(subject, row, way))
     except NotFinishedError:
@@ -96,6 +96,15 @@ def measure_row(
             f"{subject.network} seed {subject.seed} from scratch", new, subject.training, scratch
         ),
     )
+
+
+def stage_of_row(work: Work, subject: Subject, row: Row, way: str) -> str:
+    """Return which stage a row is that is cut in this way today."""
+    return place_of(work, subject, _named(subject, row, way), options_of(subject, row, way)).name
+
+
+def _named(subject: Subject, row: Row, way: str) -> str:
+    return f"{subject.network} seed {subject.seed} {row.name} {way}"
 
 
 def _timing(work: Work, subject: Subject, name: str, small: nn.Module) -> Point | None:
@@ -119,15 +128,25 @@ def cut_row(
     images: int = IMAGES,
 ) -> tuple[Point, Path]:
     """Return what `sparsify` with these options makes of the network, and where that is saved."""
-    settings = {**_identity(subject), "options": _recorded(options), "images": images}
-    place = work.place(name, settings)
+    place = place_of(work, subject, name, options, images)
     point = work.point(
         name,
-        settings,
+        _settings(subject, options, images),
         lambda: _cut(work, subject, row, options, subject.images(images), place),
         beside=place,
     )
-    return point, place
+    return {**point, "stage": place.name}, place
+
+
+def place_of(
+    work: Work, subject: Subject, name: str, options: Mapping[str, Any], images: int = IMAGES
+) -> Path:
+    """Return where a cut of this name and these options is kept."""
+    return work.place(name, _settings(subject, options, images))
+
+
+def _settings(subject: Subject, options: Mapping[str, Any], images: int) -> dict[str, Any]:
+    return {**_identity(subject), "options": _recorded(options), "images": images}
 
 
 @dataclass(frozen=True, slots=True)

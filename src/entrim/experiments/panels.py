@@ -7,7 +7,8 @@ from typing import Any
 from entrim.budget import Budget
 from entrim.errors import BadSettingError, DataError
 from entrim.experiments import subjects
-from entrim.experiments.cutting import baseline, size_at
+from entrim.experiments.cutting import size_at, told_of
+from entrim.experiments.earlier import Earlier, Point, named
 from entrim.experiments.report import NOT_RUN
 from entrim.experiments.reproduce import Options
 from entrim.experiments.rows import Row, halved, rows_of
@@ -61,29 +62,27 @@ def asked_for(panels: Sequence[Panel], options: Options) -> tuple[Panel, ...]:
     return tuple(panel for panel in panels if panel.network in asked)
 
 
-def named(network: str, seed: int) -> str:
-    """Return what a network is called in notes."""
-    return f"{network}, seed {seed}"
-
-
 def at_hand(
-    panels: Sequence[Panel], work: Work, options: Options, notes: list[str]
-) -> Iterator[tuple[Panel, Subject, float]]:
-    """Yield every network of every seed with its accuracy; note what there is, and what is not.
+    panels: Sequence[Panel], work: Work, options: Options, earlier: Earlier, notes: list[str]
+) -> Iterator[tuple[Panel, Subject, Point]]:
+    """Yield every network of every seed, and what is told of it; note what there is, and is not.
 
-    One whose weights or data are missing does not keep the others from being run.
+    One whose weights or data are missing does not keep the others from being run. One that is
+    another than in the record is refused.
     """
     for panel in asked_for(panels, options):
         for seed in options.seeds:
             name = named(panel.network, seed)
             try:
                 subject = panel.subject(work, seed, quick=options.quick)
-                base = baseline(work, subject)
+                told = told_of(work, subject)
             except (NotFinishedError, DataError) as error:
-                notes.append(f"{name}: {NOT_RUN} ({error})")
+                if not earlier.telling(network=panel.network, seed=seed):
+                    notes.append(f"{name}: {NOT_RUN} ({error})")
                 continue
-            notes.append(f"{name}: {subject.origin}; baseline {base:.2f} %")
-            yield panel, subject, base
+            notes.append(f"{name}: {subject.origin}; baseline {told['baseline']:.2f} %")
+            earlier.refuse_another(told)
+            yield panel, subject, told
 
 
 def within(subject: Subject, row: Row) -> dict[str, Any]:

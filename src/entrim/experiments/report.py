@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from entrim.experiments.earlier import FORMAT
 from entrim.experiments.published import Cell
 from entrim.experiments.rows import EMPTY
 from entrim.experiments.work import made_with
 
 NOT_RUN = "not run"
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class Line:
     elsewhere: bool = False
     """Whether it is printed of a network that is not here: nothing of ours could be run."""
     decimals: int = 2
+    seeds: int = 1
+    """How many the whole table has."""
 
     def cells(self) -> list[str]:
         """Return the line of the table: the paper's cell, then ours and the difference by way."""
@@ -49,7 +51,7 @@ class Line:
         text = f"{statistics.mean(numbers):,.{self.decimals}f}"
         if len(numbers) > 1:
             text += f" ± {statistics.stdev(numbers):,.{self.decimals}f}"
-        most = max(len(others) for others in self.ours.values())
+        most = max(self.seeds, *(len(others) for others in self.ours.values()))
         return text if len(numbers) == most else f"{text} ({len(numbers)} of {most} seeds)"
 
     def _off(self, values: Sequence[float | str]) -> str:

@@ -1,23 +1,22 @@
 """The paper's tables, run again: cut, test, fine tune, and set beside what was printed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from entrim.errors import BadSettingError
 from entrim.experiments import subjects
 from entrim.experiments.bars import verdicts
-from entrim.experiments.cutting import WAYS, Measured, baseline, measure_row
-from entrim.experiments.earlier import NOTHING, Earlier, Point
+from entrim.experiments.cutting import WAYS, Measured, measure_row, stage_of_row, told_of
+from entrim.experiments.earlier import NOTHING, Earlier, Point, named, place_in
+from entrim.experiments.lines import Lines
 from entrim.experiments.planning import about, seconds_per_image
 from entrim.experiments.published import Cell, tables
-from entrim.experiments.report import Line, Report
+from entrim.experiments.report import NOT_RUN, Report
 from entrim.experiments.rows import EMPTY, Row, rows_of
 from entrim.experiments.subjects import Subject
 from entrim.experiments.work import NotFinishedError, Work
 
 QUICK_EPOCHS = 1
-_DECIMALS = {"parameters": 0, "FLOPs": 0}
-_QUANTITIES = {"FLOPs": "FLOPs; ours MACs", "size": "size, MB", "speedup": "speedup, batch of 4"}
 _LESSON = 50_000
 """Images of one epoch, of all networks here."""
 
@@ -90,124 +89,51 @@ class TableRun:
         new: list[Point] = []
         notes, run = shrunk(options), set()
         for seed in options.seeds:
+            name = named(self.network, seed)
             try:
                 subject = self.subject(work, seed, quick=options.quick)
-                base = baseline(work, subject)
+                told = told_of(work, subject)
             except NotFinishedError:
-                notes.append(f"seed {seed}: not run")
+                notes += [] if earlier.telling(seed=seed) else [f"{name}: {NOT_RUN}"]
                 continue
-            notes.append(f"seed {seed}: {subject.origin}; baseline {base:.2f} %")
-            run.add(seed)
-            earlier.refuse_another(base, seed=seed)
+            run.add(name)
+            notes.append(f"{name}: {subject.origin}; baseline {told['baseline']:.2f} %")
+            earlier.refuse_another(told)
+            stages = {
+                (row.name, way): stage_of_row(work, subject, row, way)
+                for row in rows
+                for way in (WAYS if earlier.telling(seed=seed) else ())
+            }
+            earlier, gone = earlier.but_for_stale(told, ("row", "way"), stages)
+            notes += gone
             cuts = (
                 measure_row(work, subject, row, way, tuple(row.tuned), tuple(row.scratch))
                 for row in rows
                 for way in options.ways
             )
-            new += [{**asdict(one), "baseline": base} for one in cuts if one.cut]
-        points = earlier.beside(new, ("row", "way", "seed"))
-        notes += earlier.notes(lambda p: f"seed {p['seed']}", {f"seed {seed}" for seed in run})
+            new += [{**asdict(one), **told} for one in cuts if one.cut]
+        points = earlier.beside(new, ("row", "way", "seed"), self._order)
         baselines = {point["seed"]: point["baseline"] for point in points}
         found = [Measured.of(point) for point in points]
-        lines = _Lines(found, baselines, tables()[self.accuracy].cell("baseline", "accuracy"))
+        lines = Lines(found, baselines, tables()[self.accuracy].cell("baseline", "accuracy"))
         return Report(
             experiment=self.name,
             title=self.title,
             columns=tuple(WAYS.values()),
-            lines=tuple(line for row in self.rows for line in lines.of(row, options)),
+            lines=tuple(
+                line
+                for row, asked in zip(self.rows, rows, strict=True)
+                for line in lines.of(row, asked)
+            ),
             verdicts=() if options.quick else verdicts(self.name, self.rows, found, baselines),
-            notes=tuple(notes),
+            notes=(*notes, *earlier.notes(run)),
             measured=points,
             quick=options.quick,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines of a table, from what was measured."""
-
-    found: Sequence[Measured]
-    baselines: dict[int, float]
-    printed: Cell
-    """The paper's baseline."""
-
-    def of(self, row: Row, options: Options) -> list[Line]:
-        """Return the lines of one row, published epochs and those that were asked for."""
-        lines = [self._widths(row)]
-        for name, cell in row.cells.items():
-            if name == "accuracy":
-                lines += self._accuracy(row, "raw", cell, lambda m: (m.cut or {}).get("accuracy"))
-                continue
-            values = self._values(row, lambda m, name=name: _figure(m, name))
-            lines.append(
-                Line(
-                    row=row.name,
-                    quantity=_QUANTITIES.get(name, name),
-                    paper=cell,
-                    arithmetic=row.arithmetic.get(name, EMPTY),
-                    ours=values,
-                    decimals=_DECIMALS.get(name, 2),
-                )
-            )
-        told = _told(row, options)
-        for kind, text in (("tuned", "fine tuned"), ("scratch", "from scratch")):
-            printed = getattr(row, kind)
-            for epochs in sorted({*printed, *getattr(told, kind)}):
-                get = lambda m, kind=kind, epochs=epochs: getattr(m, kind).get(epochs)  # noqa: E731
-                name = f"{text} {epochs} epoch{'s' * (epochs > 1)}"
-                lines += self._accuracy(row, name, printed.get(epochs, EMPTY), get)
-        return lines
-
-    def _values(
-        self, row: Row, get: Callable[[Measured], float | str | None]
-    ) -> dict[str, list[float | str]]:
-        values = {
-            way: [get(m) for m in self.found if m.row == row.name and m.way == way] for way in WAYS
-        }
-        return {
-            way: [v if isinstance(v, str) else float(v) for v in some if v is not None]
-            for way, some in values.items()
-        }
-
-    def _widths(self, row: Row) -> Line:
-        paper = "-".join(map(str, row.widths.values()))
-
-        def kept(measured: Measured) -> str | None:
-            if measured.cut is None:
-                return None
-            return "-".join(str(measured.cut["widths"][group]) for group in row.widths)
-
-        values = self._values(row, kept)
-        return Line(row=row.name, quantity="channels kept", paper=Cell(paper), ours=values)
-
-    def _accuracy(
-        self, row: Row, name: str, cell: Cell, get: Callable[[Measured], float | None]
-    ) -> list[Line]:
-        """Return the accuracy and the drop from the own baseline."""
-        base = self.printed.value
-        drop = EMPTY
-        if base is not None and cell.value is not None:
-            drop = Cell(f"{base - cell.value:.2f}")
-
-        def lost(measured: Measured) -> float | None:
-            value = get(measured)
-            return None if value is None else self.baselines[measured.seed] - value
-
-        return [
-            Line(
-                row=row.name, quantity=f"accuracy, {name}", paper=cell, ours=self._values(row, get)
-            ),
-            Line(row=row.name, quantity=f"drop, {name}", paper=drop, ours=self._values(row, lost)),
-        ]
-
-
-def _figure(measured: Measured, name: str) -> float | None:
-    """Return what the cut alone gave, in the unit of the paper."""
-    if name == "speedup":
-        return None if measured.timing is None else measured.timing["speedup"]
-    if measured.cut is None:
-        return None
-    return measured.cut["bytes"] / 1e6 if name == "size" else float(measured.cut[name])
+    def _order(self, point: Point) -> tuple[int, int, int]:
+        row = place_in([row.name for row in self.rows], point["row"])
+        return point["seed"], row, place_in(tuple(WAYS), point["way"])
 
 
 def _told(row: Row, options: Options) -> Row:

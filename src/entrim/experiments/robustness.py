@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from entrim import files
 from entrim.checkpoints import fingerprint
-from entrim.errors import MissingExtraError
+from entrim.errors import DataError, MissingExtraError
 from entrim.experiments import subjects
 from entrim.experiments.cutting import Lessons, cut_row
 from entrim.experiments.datasets import Dataset
-from entrim.experiments.earlier import NOTHING, Earlier, Point
+from entrim.experiments.earlier import NOTHING, Earlier, Point, named, place_in
 from entrim.experiments.normalisation import Normalisation
 from entrim.experiments.panels import (
     Panel,
@@ -24,7 +24,6 @@ from entrim.experiments.panels import (
     at_hand,
     halved_resnet,
     lenet,
-    named,
     within,
 )
 from entrim.experiments.planning import about, seconds_per_image
@@ -151,17 +150,17 @@ class Robustness:
         """Return the accuracies by attack and network, after running what is not finished yet."""
         new: list[Point] = []
         notes, run = shrunk(options), set()
-        for panel, subject, base in at_hand(self.panels, work, options, notes):
+        for panel, subject, told in at_hand(self.panels, work, options, earlier, notes):
             run.add(named(panel.network, subject.seed))
-            earlier.refuse_another(base, network=panel.network, seed=subject.seed)
             (row,), epochs = panel.rows, panel.taught(options)
-            many = max(epochs, default=0)
-            told = f"fine tuned {many} epoch{'s' * (many > 1)}" if epochs else "not fine tuned"
-            notes.append(f"{panel.network} is cut as in {row.name}, {told}")
+            how = {**told, "row": row.name, "epochs": max(epochs, default=0)}
+            _refuse_other_epochs(earlier, how)
             points = _Trial(work, subject, row, epochs).attacked()
-            new += [{**point, "baseline": base} for point in points]
-        measured = earlier.beside(new, ("network", "seed", "state", "attack", "strength"))
-        notes += earlier.notes(lambda p: named(p["network"], p["seed"]), run)
+            new += [{**point, **how} for point in points]
+        names = ("network", "seed", "state", "attack", "strength")
+        measured = earlier.beside(new, names, self._order)
+        cuts = {(p["network"], p["row"], p["epochs"]) for p in measured}
+        notes += [*earlier.notes(run), *(_cut_as(*cut) for cut in sorted(cuts))]
         return Report(
             experiment=self.name,
             title=self.title,
@@ -171,6 +170,24 @@ class Robustness:
             measured=measured,
             quick=options.quick,
         )
+
+    def _order(self, point: Point) -> tuple[int, int]:
+        return place_in([p.network for p in self.panels], point["network"]), point["seed"]
+
+
+def _refuse_other_epochs(earlier: Earlier, told: Point) -> None:
+    """Raise where the record has the same network fine tuned for longer or shorter."""
+    for point in earlier.telling(network=told["network"], seed=told["seed"]):
+        if point["epochs"] != told["epochs"]:
+            raise DataError(
+                f"in the record {named(told['network'], told['seed'])} is fine tuned for "
+                f"{point['epochs']} epochs, here for {told['epochs']}: name another with --record"
+            )
+
+
+def _cut_as(network: str, row: str, epochs: int) -> str:
+    told = f"fine tuned {epochs} epoch{'s' * (epochs > 1)}" if epochs else "not fine tuned"
+    return f"{network} is cut as in {row}, {told}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 from entrim import files
 from entrim.experiments import subjects
 from entrim.experiments.criteria import CRITERIA, NoCriterionError, Ranking
-from entrim.experiments.cutting import IMAGES, Lessons, cut_row
-from entrim.experiments.earlier import NOTHING, Earlier, Point
+from entrim.experiments.cutting import IMAGES, Lessons, cut_row, place_of
+from entrim.experiments.earlier import NOTHING, Earlier, Point, named, place_in
 from entrim.experiments.panels import (
     Panel,
     asked_for,
@@ -16,7 +16,6 @@ from entrim.experiments.panels import (
     halved_resnet,
     last_of,
     lenet,
-    named,
     within,
 )
 from entrim.experiments.planning import about, seconds_per_image
@@ -73,8 +72,8 @@ class Study:
         lessons = ", ".join(f"{n} of {name}" for name, n in epochs.items() if n)
         return (
             f"{self.name}: {', '.join(panel.network for panel in panels)}; "
-            f"{len(self.variants)} variants of {rows} rows, seeds "
-            f"{', '.join(map(str, options.seeds))}: {cuts} cuts of seconds to minutes each; "
+            f"variants: {len(self.variants)}, rows: {rows}, seeds: "
+            f"{', '.join(map(str, options.seeds))}; {cuts} cuts of seconds to minutes each; "
             f"epochs of fine tuning: {f'{lessons}, {about(seconds)}' if lessons else 'none'}"
         )
 
@@ -82,19 +81,19 @@ class Study:
         """Return the drops by variant and row, after running what is not finished yet."""
         new: list[Point] = []
         notes, run = shrunk(options), set()
-        for panel, subject, base in at_hand(self.panels, work, options, notes):
+        for panel, subject, told in at_hand(self.panels, work, options, earlier, notes):
             run.add(named(panel.network, subject.seed))
-            for row in panel.rows:
-                earlier.refuse_another(base, row=row.name, seed=subject.seed)
+            stages = self._stages(work, subject, panel) if earlier.points else {}
+            earlier, gone = earlier.but_for_stale(told, ("variant", "row"), stages)
+            notes += gone
             for variant in self.variants:
                 for row in panel.rows:
                     epochs = panel.taught(options) if variant.tuned else ()
                     point = self._point(work, subject, variant, row, epochs)
                     if "cut" in point or "cannot" in point:
-                        new.append({**point, "baseline": base})
-        found = _Found(self, earlier.beside(new, ("variant", "row", "seed")))
-        network = {row.name: panel.network for panel in self.panels for row in panel.rows}
-        notes += earlier.notes(lambda p: named(network[p["row"]], p["seed"]), run)
+                        new.append({**point, **told})
+        found = _Found(self, earlier.beside(new, ("variant", "row", "seed"), self._order))
+        notes += [*found.unknown(), *earlier.notes(run)]
         return Report(
             experiment=self.name,
             title=self.title,
@@ -104,6 +103,27 @@ class Study:
             measured=found.measured,
             quick=options.quick,
         )
+
+    def _order(self, point: Point) -> tuple[int, int, int]:
+        variant = place_in([variant.name for variant in self.variants], point["variant"])
+        return place_in(self.columns, point["row"]), point["seed"], variant
+
+    def _stages(self, work: Work, subject: Subject, panel: Panel) -> dict[tuple[str, str], str]:
+        """Return which stage every variant of every row is today."""
+        found = {}
+        for variant in self.variants:
+            for row in panel.rows:
+                try:
+                    options = variant.options(subject, row)
+                except NoCriterionError:
+                    continue
+                name = self._named(subject, variant, row)
+                place = place_of(work, subject, name, options, variant.images)
+                found[variant.name, row.name] = place.name
+        return found
+
+    def _named(self, subject: Subject, variant: Variant, row: Row) -> str:
+        return f"{subject.network} seed {subject.seed} {row.name} {self.name} {variant.name}"
 
     def _point(
         self,
@@ -117,7 +137,7 @@ class Study:
         told = {"variant": variant.name, "row": row.name, "seed": subject.seed}
         if variant.images > len(subject.lesson):
             return told
-        name = f"{subject.network} seed {subject.seed} {row.name} {self.name} {variant.name}"
+        name = self._named(subject, variant, row)
         try:
             options = variant.options(subject, row)
             cut, place = cut_row(work, subject, row, name, options, variant.images)
@@ -155,9 +175,20 @@ class _Found:
     study: Study
     measured: Sequence[Point]
 
+    def unknown(self) -> list[str]:
+        """Return a note on points of an earlier record that the table has no place for."""
+        variants = {variant.name for variant in self.study.variants}
+        lost = [
+            one
+            for one in self.measured
+            if one["variant"] not in variants or one["row"] not in self.study.columns
+        ]
+        return [f"points of rows or variants that are unknown here: {len(lost)}"] if lost else []
+
     def lines(self, options: Options) -> list[Line]:
         """Return the drop of every variant, raw and after fine tuning."""
-        epochs = sorted({n for panel in self.study.panels for n in panel.taught(options)})
+        asked = {n for panel in self.study.panels for n in panel.taught(options)}
+        epochs = sorted(asked.union(*(one.get("tuned", ()) for one in self.measured)))
         found = []
         for variant in self.study.variants:
             found.append(self._line(variant, "raw", lambda m: m["cut"]["accuracy"]))
@@ -180,7 +211,8 @@ class _Found:
                 elif (accuracy := get(one)) is not None:
                     values.append(one["baseline"] - accuracy)
             ours[column] = values
-        return Line(row=variant.name, quantity=f"drop, {text}", ours=ours)
+        seeds = len({one["seed"] for one in self.measured})
+        return Line(row=variant.name, quantity=f"drop, {text}", ours=ours, seeds=seeds)
 
 
 def _at_widths(row: Row) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Work:
         if found is not None:
             return found
         self.refuse_to_run(name)
-        with self._alone(name, file):
+        with self.alone(name, file):
             return _read(file, beside) or self._measured(file, name, settings, measure)
 
     def _measured(
@@ -79,11 +79,11 @@ class Work:
         return json.loads(content)["found"]
 
     @contextmanager
-    def _alone(self, name: str, file: Path) -> Iterator[None]:
+    def alone(self, name: str, file: Path) -> Iterator[None]:
         """Wait until no other process is at work on `file`; what it finished is then there."""
         lock = self.folder / ".locks" / file.name
         try:
-            lock.parent.mkdir(exist_ok=True)
+            lock.parent.mkdir(parents=True, exist_ok=True)
             lock.touch()
         except OSError as error:
             raise _unwritable(lock, error) from error
@@ -117,7 +117,7 @@ class Work:
         fewer = (replace(recipe, epochs=epochs) for epochs in range(recipe.epochs - 1, 0, -1))
         shorter = ((told, file_of(told)) for told in fewer if recipe.continues(told))
         fast = convert_conv2d_weight_memory_format(copied(model), torch.channels_last)
-        with nullcontext() if self.only_finished else self._alone(name, file):
+        with nullcontext() if self.only_finished else self.alone(name, file):
             done = train(
                 fast,
                 replace(task, loss=loss),

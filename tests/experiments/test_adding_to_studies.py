@@ -1,0 +1,132 @@
+"""Records of studies and of attacks are added to as those of tables are, and ours can be read."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrim.errors import DataError
+from entrim.experiments import robustness
+from entrim.experiments.earlier import Earlier
+from entrim.experiments.panels import Panel, lenet
+from entrim.experiments.reproduce import EXPERIMENTS
+from entrim.experiments.robustness import ROBUSTNESS
+from entrim.experiments.studies import STUDIES
+from entrim.experiments.subjects import Subject
+from tests.experiments.adding import another, drawn, nothing, refused, reproduce, study_of
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "reproduce"
+
+
+def test_a_study_runs_the_networks_that_are_named_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_of(monkeypatch, drawn)
+    first = reproduce(tmp_path, "--networks", "Other", "--seeds", "0", "1", experiment="comparison")
+    assert "comparison: Other; variants: 1, rows: 1, seeds: 0, 1; 2 cuts" in capsys.readouterr().err
+    assert [(one["row"], one["seed"]) for one in first["measured"]] == [
+        ("Other, E1", 0), ("Other, E1", 1),
+    ]  # fmt: skip
+    assert first["lines"][0]["ours"]["E1"] == []
+    second = reproduce(tmp_path, "--networks", "LeNet", experiment="comparison")
+    assert [(one["row"], one["seed"]) for one in second["measured"]] == [
+        ("E1", 0), ("Other, E1", 0), ("Other, E1", 1),
+    ]  # fmt: skip
+    drops = second["lines"][0]
+    assert {row: len(values) for row, values in drops["ours"].items()} == {"E1": 1, "Other, E1": 2}
+    assert drops["seeds"] == 2
+    for seed, one in enumerate(first["measured"]):
+        note = f"Other, seed {seed}: never trained; baseline {one['baseline']:.2f} %"
+        assert f"{note}, as recorded before" in second["notes"]
+
+
+def test_a_study_refuses_another_network_and_tells_of_what_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_of(monkeypatch, drawn)
+    record = reproduce(tmp_path, "--networks", "Other", experiment="comparison")
+    record["measured"][0]["row"] = "a row of long ago"
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    later = reproduce(tmp_path, "--networks", "LeNet", experiment="comparison")
+    assert len(later["measured"]) == 2
+    assert "points of rows or variants that are unknown here: 1" in later["notes"]
+    study_of(monkeypatch, another)
+    assert refused(tmp_path, "--networks", "LeNet", experiment="comparison")
+    assert "the record tells of another LeNet, seed 0" in capsys.readouterr().err
+
+
+def test_attacks_are_added_to_and_never_after_other_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(robustness, "ATTACKED", 20)
+    monkeypatch.setitem(robustness.STRENGTHS, "LeNet", (0.1,))
+
+    def attacked(subject: Callable[..., Subject]) -> None:
+        panel = replace(lenet("E2", epochs=1), subject=subject)
+        monkeypatch.setattr(
+            "entrim.commands.reproduce.ROBUSTNESS", replace(ROBUSTNESS, panels=(panel,))
+        )
+
+    attacked(drawn)
+    first = reproduce(tmp_path, experiment="robustness")
+    both = reproduce(tmp_path, "--seeds", "1", experiment="robustness")
+    assert both["measured"][: len(first["measured"])] == first["measured"]
+    assert len(both["measured"]) == 2 * len(first["measured"])
+    base = first["measured"][0]["baseline"]
+    assert (
+        f"LeNet, seed 0: never trained; baseline {base:.2f} %, as recorded before"
+        in (both["notes"])
+    )
+    assert both["notes"][-1] == "LeNet is cut as in E2, fine tuned 1 epoch"
+    assert refused(tmp_path, "--epochs", "2", experiment="robustness")
+    assert "is fine tuned for 1 epochs, here for 2" in capsys.readouterr().err
+    attacked(another)
+    assert refused(tmp_path, experiment="robustness")
+    assert "the record tells of another LeNet, seed 0" in capsys.readouterr().err
+
+
+def test_a_quick_run_says_so_in_its_record_whatever_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study_of(monkeypatch, drawn)
+    table = replace(EXPERIMENTS["lenet-conv"], subject=drawn)
+    monkeypatch.setitem(EXPERIMENTS, "lenet-conv", table)
+    monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", replace(ROBUSTNESS, panels=()))
+    for name in ("lenet-conv", "comparison", "robustness"):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert reproduce(folder, "--quick", "--finished", experiment=name)["quick"] is True
+        with pytest.raises(DataError, match=f"of a quick run of {name}; this is a run in full"):
+            Earlier.read(folder / "record.json", name, quick=False)
+
+
+@pytest.mark.parametrize("file", sorted(RECORDS.glob("*.json")), ids=lambda file: file.stem)
+def test_a_record_of_ours_is_read_and_told_again_without_loss(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untrained(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
+        return tuple(replace(panel, subject=nothing) for panel in panels)
+
+    name = file.stem
+    if name in EXPERIMENTS:
+        monkeypatch.setitem(EXPERIMENTS, name, replace(EXPERIMENTS[name], subject=nothing))
+    elif name in STUDIES:
+        study = replace(STUDIES[name], panels=untrained(STUDIES[name].panels))
+        monkeypatch.setitem(STUDIES, name, study)
+    else:
+        attacks = replace(ROBUSTNESS, panels=untrained(ROBUSTNESS.panels))
+        monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", attacks)
+    shutil.copy(file, tmp_path / "record.json")
+    before = json.loads(file.read_text())
+    after = reproduce(tmp_path, "--finished", experiment=name)
+    assert len(after["measured"]) == len(before["measured"]) > 0
+    told = {(x["row"], x["quantity"]): x["ours"] for x in after["lines"]}
+    assert {key: told[key] for key in told if key in keys(before)} == keys(before)
+
+
+def keys(record: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    return {(x["row"], x["quantity"]): x["ours"] for x in record["lines"]}

@@ -53,6 +53,7 @@ bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.stop
 	$(BIN)/python -m benchmarks.readings
+	$(BIN)/python -m benchmarks.paper
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist

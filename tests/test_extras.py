@@ -20,8 +20,8 @@ def packages_of(extra: str) -> set[str]:
     """Return the packages of an extra, those of the extras inside it too."""
     found = set()
     for line in EXTRAS[extra]:
-        name, inner = re.match(r"([\w-]+)(?:\[(\w+)\])?", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        found |= {name} if inner is None else packages_of(inner)
+        name, inner = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        found |= {name} if inner is None else set().union(*map(packages_of, inner.split(",")))
     return found
 
 

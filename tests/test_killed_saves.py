@@ -1,5 +1,6 @@
 """Saves that are killed, or that the disk refuses, leave the old network or the new one."""
 
+import copy
 import multiprocessing as mp
 import os
 import random
@@ -34,7 +35,11 @@ def small() -> nn.Module:
 
 
 def save_filled(net: nn.Module, value: int, folder: Path) -> None:
-    """Save `net` with every weight equal to `value`, so that a mixture would show."""
+    """Save `net` with every weight equal to `value`, so that a mixture would show.
+
+    A copy of it: processes that are handed one network share its memory, and would mix it there.
+    """
+    net = copy.deepcopy(net)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.fill_(value)

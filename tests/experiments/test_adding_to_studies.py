@@ -59,6 +59,21 @@ def test_a_study_refuses_another_network_and_tells_of_what_it_does_not_know(
     assert "the record tells of another LeNet, seed 0" in capsys.readouterr().err
 
 
+def test_a_study_leaves_out_what_was_cut_with_other_settings_than_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study_of(monkeypatch, drawn)
+    assert len(reproduce(tmp_path, experiment="comparison")["measured"]) == 2
+    study = STUDIES["comparison"]
+    (variant,) = study.variants
+    other = replace(study, variants=(replace(variant, images=100),))
+    monkeypatch.setitem(STUDIES, "comparison", other)
+    record = reproduce(tmp_path, "--networks", "LeNet", "--finished", experiment="comparison")
+    assert [one["row"] for one in record["measured"]] == ["Other, E1"]
+    (note,) = (note for note in record["notes"] if "left out" in note)
+    assert note.startswith("LeNet, seed 0, greedy, rebuilt, E1: left out of the record")
+
+
 def test_attacks_are_added_to_and_never_after_other_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,7 @@ def test_a_record_of_ours_is_read_and_told_again_without_loss(
         monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", attacks)
     shutil.copy(file, tmp_path / "record.json")
     before = json.loads(file.read_text())
-    after = reproduce(tmp_path, "--finished", experiment=name)
+    after = reproduce(tmp_path, "--finished", "--epochs", experiment=name)
     assert len(after["measured"]) == len(before["measured"]) > 0
     told = {(x["row"], x["quantity"]): x["ours"] for x in after["lines"]}
     assert {key: told[key] for key in told if key in keys(before)} == keys(before)

@@ -17,6 +17,8 @@ def test_seeds_are_shown_one_by_one_and_missing_ones_counted() -> None:
     assert widths.cells()[3:] == ["9; 8; 8", "", "8", ""]
     drops = Line(row="E1", quantity="drop", ours={"a": [1.0, 3.0], "b": [2.0], "c": []})
     assert drops.cells()[3::2] == ["2.00 ± 1.41", "2.00 (1 of 2 seeds)", NOT_RUN]
+    of_three = replace(drops, ours={"a": [1.0], "b": [2.0]}, seeds=3)
+    assert of_three.cells()[3::2] == ["1.00 (1 of 3 seeds)", "2.00 (1 of 3 seeds)"]
     assert replace(drops, elsewhere=True).cells()[3:] == ["-", ""] * 3
 
 

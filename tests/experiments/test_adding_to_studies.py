@@ -13,6 +13,7 @@ from entrim.errors import DataError
 from entrim.experiments import robustness
 from entrim.experiments.earlier import Earlier
 from entrim.experiments.panels import Panel, lenet
+from entrim.experiments.report import NOT_RUN
 from entrim.experiments.reproduce import EXPERIMENTS
 from entrim.experiments.robustness import ROBUSTNESS
 from entrim.experiments.studies import STUDIES
@@ -139,6 +140,8 @@ def test_a_record_of_ours_is_read_and_told_again_without_loss(
     before = json.loads(file.read_text())
     after = reproduce(tmp_path, "--finished", "--epochs", experiment=name)
     assert len(after["measured"]) == len(before["measured"]) > 0
+    unrun = tuple(f"{p['network']}, seed {p['seed']}: {NOT_RUN}" for p in before["measured"])
+    assert not any(note.startswith(unrun) for note in after["notes"])
     told = {(x["row"], x["quantity"]): x["ours"] for x in after["lines"]}
     assert {key: told[key] for key in told if key in keys(before)} == keys(before)
 

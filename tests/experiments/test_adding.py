@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from entrim.commands.main import main
+from entrim.errors import DataError
 from entrim.experiments import cutting
 from entrim.experiments.reproduce import EXPERIMENTS
 from entrim.experiments.subjects import Subject
@@ -58,6 +59,21 @@ def test_what_another_machine_has_run_stays_beside_what_is_run_here(
         for seed, base in {x["seed"]: x["baseline"] for x in second["measured"]}.items()
     ]
     assert not (tmp_path / "empty").exists()
+
+
+def test_a_record_can_be_printed_where_its_network_is_missing_but_not_run(
+    use: Use, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+        raise DataError("weights are missing: put them there")
+
+    before = reproduce(tmp_path, "--epochs", "--ways", "widths")
+    use(missing)
+    assert reproduce(tmp_path, "--finished")["measured"] == before["measured"]
+    capsys.readouterr()
+    for told in (["--epochs"], ["--finished", "--seeds", "1"]):
+        assert refused(tmp_path, *told)
+        assert capsys.readouterr().err.endswith("weights are missing: put them there\n")
 
 
 def test_the_record_of_a_whole_run_is_not_made_poorer_by_a_part_of_it(

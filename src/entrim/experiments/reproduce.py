@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from entrim.errors import BadSettingError
+from entrim.errors import BadSettingError, DataError
 from entrim.experiments import subjects
 from entrim.experiments.bars import verdicts
 from entrim.experiments.cutting import WAYS, Measured, measure_row, stage_of_row, told_of
@@ -93,8 +93,12 @@ class TableRun:
             try:
                 subject = self.subject(work, seed, quick=options.quick)
                 told = told_of(work, subject)
-            except NotFinishedError:
-                notes += [] if earlier.telling(seed=seed) else [f"{name}: {NOT_RUN}"]
+            except (NotFinishedError, DataError) as error:
+                if work.only_finished and earlier.telling(seed=seed):
+                    continue  # a record can be read where its network is not
+                if isinstance(error, DataError):
+                    raise
+                notes.append(f"{name}: {NOT_RUN}")
                 continue
             run.add(name)
             notes.append(f"{name}: {subject.origin}; baseline {told['baseline']:.2f} %")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from entrim import Plan, apply_plan, load, save, trace
 from entrim.errors import RolledBackWarning
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 from tests.network.kinds import KINDS, Net, conv, shaken
 from tests.network.oracle import flat, random_plan
 from tests.network.test_surgery import PLAN, Small, sized

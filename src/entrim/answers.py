@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from entrim.errors import EntrimError, ExportError, MissingExtraError, SaveError
+from entrim.network.eager import call
 from entrim.records import Step
 
 INPUT = "images"
@@ -69,7 +70,7 @@ def answer_of(model: nn.Module) -> Answer:
 
     @torch.no_grad()
     def answer(batch: Tensor) -> list[Tensor]:
-        leaves = pytree.tree_leaves(model(batch))
+        leaves = pytree.tree_leaves(call(model, batch))
         return [leaf.cpu() for leaf in leaves if isinstance(leaf, Tensor)]
 
     return answer

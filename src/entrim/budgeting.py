@@ -13,7 +13,7 @@ from entrim.graph import Group
 from entrim.journal import Unit
 from entrim.network import cut, measure
 from entrim.network.cost import Costs
-from entrim.network.follow import Example
+from entrim.network.eager import Example, samples
 from entrim.network.sensing import Sensor
 from entrim.network.shelf import Shelf
 from entrim.picking import Picked, Trials, pick
@@ -187,7 +187,9 @@ def _unmeasured(run: Run, scene: Scene, ladders: Mapping[str, Ladder], example: 
     """Return what widths cost, before anybody knows what they damage."""
     macs = measure(run.model, example, repeats=2).macs
     return Market(
-        costs=Costs.of(run.model, scene.graph, scene.task.programs[0], macs),
+        costs=Costs.of(
+            run.model, scene.graph, scene.task.programs[0], macs, samples(scene.task.batches[0])
+        ),
         damages={n: Damage((ladder.group.channels,), (0.0,)) for n, ladder in ladders.items()},
         whole={group.name: group.channels for group in scene.graph.groups},
         least={name: ladder.least for name, ladder in ladders.items()},

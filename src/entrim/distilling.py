@@ -15,6 +15,7 @@ from entrim.augmenting import Augmentation
 from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
 from entrim.images import Calibration, Images, read_images
 from entrim.matching import task_of
+from entrim.network.eager import neutral_context, unwrap
 from entrim.network.form import values_of
 from entrim.plan import Plan
 from entrim.recipes import Recipe, Trained
@@ -23,6 +24,7 @@ from entrim.sparsified import Sparsified
 from entrim.training import train
 
 
+@neutral_context()
 def distill(
     result: Sparsified,
     images: Images,
@@ -126,7 +128,7 @@ def _teacher(result: Sparsified, teacher: nn.Module | None) -> nn.Module:
         raise BadSettingError(
             f"the teacher is a {type(found).__name__}: pass teacher=, the network before the cut"
         )
-    return found
+    return unwrap(found)
 
 
 def _held(count: int, share: float) -> int:

@@ -133,7 +133,11 @@ class RolledBackWarning(UserWarning):
     """A group was left at its full width, because the network's own code cannot follow its cut."""
 
 
-class LatencyWarning(UserWarning):
+class BudgetWarning(UserWarning):
+    """The finished network was measured above a size that was asked for."""
+
+
+class LatencyWarning(BudgetWarning):
     """The finished network was measured above the latency that was asked for."""
 
 

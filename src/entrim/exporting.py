@@ -31,7 +31,8 @@ from entrim.answers import (
 )
 from entrim.errors import CalibrationWarning, ExportError, SaveError, TraceError
 from entrim.images import Images, read_images
-from entrim.network.follow import copied, exported
+from entrim.network.eager import copy_without_hooks
+from entrim.network.follow import exported
 
 TOLERANCE = 1e-4
 """The largest relative error of a file that is handed out: sums in another order stay far below."""
@@ -154,7 +155,7 @@ def _compared(
 def _ready(model: nn.Module, images: Images) -> tuple[nn.Module, Tensor]:
     """Return a copy in eval mode, and the images as it reads them."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    return copied(model).eval(), _tensor(images, like.device, like.dtype)
+    return copy_without_hooks(model).eval(), _tensor(images, like.device, like.dtype)
 
 
 def _tensor(images: Images, device: torch.device, dtype: torch.dtype) -> Tensor:

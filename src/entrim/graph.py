@@ -54,7 +54,7 @@ class Site:
     """For every group that feeds it, the columns per unit (k*k for a k x k convolution, H*W for a
     Linear behind a Flatten); None where units differ in their number of columns."""
     bias_home: str | None
-    """Where an intercept goes: "bias", "batchnorm:<name>", or None when there is no such place."""
+    """Where an intercept goes: "bias", "batchnorm:<running mean>", or None for nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from entrim.errors import BadSettingError, EntrimError, SearchError
-from entrim.network.follow import copied
+from entrim.network.eager import copy_without_hooks
 from entrim.parts import Parts
 from entrim.records import Step
 from entrim.scoring import Metric
@@ -130,7 +130,7 @@ class Hunt:
     def _intact(self) -> float:
         known = self.notebook.intact
         if known is None:
-            known, how = self._scored(copied(self.ground.run.model).eval())
+            known, how = self._scored(copy_without_hooks(self.ground.run.model).eval())
             if known is None:
                 raise SearchError(f"the original network {how}: mend score= first")
             self.notebook.note_intact(known)

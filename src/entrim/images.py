@@ -70,13 +70,21 @@ def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Cal
         raise BadImagesError(f"the arguments hold {sorted(lengths)} images: hand over as many each")
     for tensor in joined.values():
         _check(tensor)
+    _check_variety([tensor for tensor in joined.values() if tensor.is_floating_point()])
     return Calibration(
         {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            name: _trainable(tensor).to(
+                device, dtype if tensor.is_floating_point() else tensor.dtype
+            )
             for name, tensor in joined.items()
         },
         fixed,
     )
+
+
+def _trainable(tensor: Tensor) -> Tensor:
+    """Return the tensor outside of inference mode, so that a network can learn from it."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _batches(images: Images) -> Iterable[Any]:
@@ -142,8 +150,14 @@ def _check(tensor: Tensor) -> None:
             f"{len(bad)} of {len(tensor)} images hold NaN or infinity, the first is number "
             f"{int(bad[0])}: remove them"
         )
-    if len(tensor) > 1 and bool((flat == flat[0]).all()):
+
+
+def _check_variety(tensors: Sequence[Tensor]) -> None:
+    """Refuse images that are all the same; one input of several, a mask, may be constant."""
+    if not tensors or len(tensors[0]) == 1:
+        return
+    if all(bool((tensor == tensor[:1]).all()) for tensor in tensors):
         raise BadImagesError(
-            f"all {len(tensor)} images are the same: hand over different ones, as the network will "
-            "see them in use"
+            f"all {len(tensors[0])} images are the same: hand over different ones, as the network "
+            "will see them in use"
         )

@@ -10,10 +10,10 @@ from entrim.augmenting import Augmentation, Batch
 from entrim.checkpoints import fingerprint
 from entrim.errors import BadSettingError
 from entrim.images import Calibration
-from entrim.network.follow import arguments, copied
+from entrim.network.eager import call, copy_without_hooks, samples
 from entrim.network.form import values_of
 from entrim.network.proof import leaves
-from entrim.network.sensing import are_logits
+from entrim.network.sensing import OutputGap, are_logits
 from entrim.recipes import Task
 
 VIEWS = 4
@@ -34,7 +34,7 @@ def task_of(
     What is held out is shifted too, once and for all: the images that a network was rebuilt on
     flatter it, their shifted views less so. Without shifts the teacher runs once an image.
     """
-    still = copied(teacher).eval().requires_grad_(False)
+    still = copy_without_hooks(teacher).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     out, rest = torch.randperm(images.count, generator=generator).tensor_split([held])
     moves = augment.changes(images.batch(slice(0, 1)))
@@ -47,7 +47,7 @@ def task_of(
         ],
         temperature,
     )
-    known = None if moves else _said(still, [images.batch(index) for index in rest.split(_CHUNK)])
+    known = None if moves else _known(still, [images.batch(index) for index in rest.split(_CHUNK)])
 
     def loss(model: nn.Module, index: Tensor, drawn: torch.Generator) -> Tensor:
         batch = augment(images.batch(rest[index]), drawn)
@@ -64,16 +64,18 @@ def task_of(
 
 
 @torch.no_grad()
-def _said(teacher: nn.Module, batches: list[Batch]) -> list[Tensor]:
-    """Return every output of the teacher on all batches."""
-    said = [outputs(teacher, batch) for batch in batches]
-    return [torch.cat(parts) for parts in zip(*said, strict=True)]
+def _known(teacher: nn.Module, batches: list[Batch]) -> list[Tensor] | None:
+    """Return every output of the teacher on all batches; None where images are not first there."""
+    found = [outputs(teacher, batch) for batch in batches]
+    for batch, leaves_of_batch in zip(batches, found, strict=True):
+        if any(leaf.shape[:1] != (samples(batch),) for leaf in leaves_of_batch):
+            return None
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
 def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
     """Return the floating tensors that `model` puts out."""
-    args, kwargs = arguments(batch)
-    return [leaf for leaf in leaves(model(*args, **kwargs)) if leaf.is_floating_point()]
+    return [leaf for leaf in leaves(call(model, batch)) if leaf.is_floating_point()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +98,11 @@ class _Judge:
                 "the network puts out no floating tensor to learn from: return tensors, or lists, "
                 "dicts or dataclasses of them"
             )
-        spreads = [
-            float(torch.cat(parts).var(0, correction=0).mean()) or 1.0
-            for parts in zip(*wanted, strict=True)
-        ]
-        return cls(batches, wanted, spreads, temperature)
+        gaps = [OutputGap() for _ in wanted[0]]
+        for batch, outputs_of_batch in zip(batches, wanted, strict=True):
+            for gap, output in zip(gaps, outputs_of_batch, strict=True):
+                gap.add(output, output, samples(batch))
+        return cls(batches, wanted, [gap.variance or 1.0 for gap in gaps], temperature)
 
     def distance(self, found: list[Tensor], wanted: list[Tensor]) -> Tensor:
         """Return T^2 KL(wanted || found) of the softmax at temperature T, or the relative error."""
@@ -118,7 +120,7 @@ class _Judge:
         """Return the mean distance on the images held out."""
         found = [outputs(model, batch) for batch in self.batches]
         pairs = [
-            (float(self.distance(own, aim)), len(aim[0]))
-            for own, aim in zip(found, self.wanted, strict=True)
+            (float(self.distance(own, aim)), samples(batch))
+            for own, aim, batch in zip(found, self.wanted, self.batches, strict=True)
         ]
         return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)

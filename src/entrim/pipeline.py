@@ -12,13 +12,14 @@ from entrim.budgeting import decide_within
 from entrim.checking import check_images
 from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
-from entrim.errors import BadSettingError, TraceError
+from entrim.errors import BadSettingError
 from entrim.images import Images, read_images
 from entrim.journal import Journal
 from entrim.moments import MEMORY_LIMIT
 from entrim.network import Cut, cut, trace
-from entrim.network.follow import Example
+from entrim.network.eager import Example, neutral_context, unwrap
 from entrim.network.shelf import Shelf
+from entrim.randomness import own_randomness
 from entrim.rebuilding import cut_in, rebuilt
 from entrim.recording import identity, recorded
 from entrim.records import Step
@@ -29,6 +30,7 @@ from entrim.sparsified import Sparsified
 _EXAMPLE = 4
 
 
+@neutral_context()
 def sparsify(
     model: nn.Module,
     images: Images,
@@ -178,8 +180,7 @@ def begin(
     journal: Journal | None = None,
 ) -> Run:
     """Return the run in which nothing has happened yet but that the images were read."""
-    if not isinstance(model, nn.Module):
-        raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
+    model = unwrap(model)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     data = read_images(images, like.device, like.dtype)
     sown = _seed_of(generator) if settings.draws else None
@@ -202,6 +203,12 @@ def example_of(run: Run, example: Example | None) -> Example:
 
 def _through(run: Run, example: Example) -> Sparsified:
     """Go through all stages, after what an interrupted run has finished of them."""
+    with own_randomness():  # a layer may draw random numbers in eval mode too
+        torch.manual_seed(run.seed or 0)
+        return _stages(run, example)
+
+
+def _stages(run: Run, example: Example) -> Sparsified:
     scene = look(run, example)
     known = {} if run.journal.folder is None else identity(run, scene, example)
     with run.journal.opened(known) as finished:

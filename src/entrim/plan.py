@@ -76,10 +76,10 @@ def place_intercept(
         raise PlanError(
             f"{site.layer} has neither a bias nor a BatchNorm behind it: solve without an intercept"
         )
-    norm = site.bias_home.removeprefix("batchnorm:")
+    mean = site.bias_home.removeprefix("batchnorm:")
     if running_mean is None:
-        raise PlanError(f"the intercept of {site.layer} goes to {norm}: hand over its running_mean")
-    return {f"{norm}.running_mean": running_mean - intercept.to(running_mean)}
+        raise PlanError(f"the intercept of {site.layer} goes to {mean}: hand over its values")
+    return {mean: running_mean - intercept.to(running_mean)}
 
 
 def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from entrim.allocate import Stop
+from entrim.budget import SIZES
 from entrim.budgeting import Allocation, sensed
 from entrim.checkpoints import fingerprint
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
-from entrim.errors import LatencyWarning
+from entrim.errors import BudgetWarning, LatencyWarning
 from entrim.network import Cut, measure
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 from entrim.network.form import values_of
 from entrim.network.sensing import error_of
 from entrim.picking import Picked
@@ -47,6 +48,7 @@ def recorded(
         error = error_of(done.model, run.model, scene.task.batches[: sensed(run, scene)])
     told = "outputs compared" if error is None else f"outputs {error:.2%} of their variance apart"
     run.tell("measure", type(run.model).__name__, 1, 1, told)
+    _check_sizes(run, before, after)
     _check_latency(run, after, picked)
     return Record(
         model=type(run.model).__name__,
@@ -85,6 +87,26 @@ def versions(*more: str) -> dict[str, str]:
     """Return the versions of what computes, and of some further packages."""
     packages = {name: version(name) for name in (*_VERSIONS, "numpy", *more)}
     return packages | {"Python": platform.python_version()}
+
+
+def _check_sizes(run: Run, before: Size, after: Size) -> None:
+    """Warn where the finished network is larger than its budget.
+
+    Sizes are foreseen by a formula that is exact unless the channels of a group take up unequal
+    shares of a tensor.
+    """
+    if run.settings.budget is None:
+        return
+    limits = run.settings.budget.limits({kind: getattr(before, kind) for kind in SIZES})
+    for kind, limit in limits.items():
+        found = getattr(after, kind)
+        if found > limit:
+            run.warn(
+                f"at most {limit:,} {SIZES[kind]} were asked for, and the finished network has "
+                f"{found:,}, because channels of one group are not equally large here: ask for "
+                f"{kind}={int(limit * limit / found):,} or less",
+                BudgetWarning,
+            )
 
 
 def _check_latency(run: Run, after: Size, picked: Picked | None) -> None:

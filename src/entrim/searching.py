@@ -17,10 +17,12 @@ from entrim.deciding import collect
 from entrim.errors import BadSettingError, MissingExtraError
 from entrim.hunting import STRENGTHS, Hunt, Range, Wanted
 from entrim.images import Calibration, Images
+from entrim.network.eager import neutral_context
 from entrim.network.form import kind_of, named
 from entrim.network.shelf import Shelf
 from entrim.parts import Division, Parts, parts_of
 from entrim.pipeline import begin, example_of, look, sparsify
+from entrim.randomness import own_randomness
 from entrim.recording import versions
 from entrim.records import Score, Step
 from entrim.run import Run
@@ -126,6 +128,7 @@ class Searched:
         return replace(small, record=replace(small.record, score=score))
 
 
+@neutral_context()
 def search(
     model: nn.Module,
     images: Images,
@@ -205,9 +208,11 @@ def search(
     generator = torch.Generator().manual_seed(seed)
     run = begin(model, images, settings, generator, on_step)
     example = example_of(run, options.get("example"))
-    scene = look(run, example)
+    with own_randomness():
+        scene = look(run, example)
     with Shelf(settings.memory_limit) as grams:
-        groups = collect(run, scene, settings.asks(scene.graph, scene.alone), grams)
+        with own_randomness():
+            groups = collect(run, scene, settings.asks(scene.graph, scene.alone), grams)
         parts = parts_of(patterns, groups)
         ground = Ground.of(run, scene, groups, grams, example)
         notebook = kept.notebook(name, wanted.ranges(parts), _fingerprint(run, wanted, parts))
@@ -216,7 +221,7 @@ def search(
         intact = hunt.go()
     tried = hunt.known()
     record = SearchRecord(
-        model=type(model).__name__,
+        model=type(run.model).__name__,
         images=run.images.count,
         cost=cost,
         intact=intact,
@@ -227,7 +232,7 @@ def search(
         seconds=dict(run.seconds),
     )
     return Searched(
-        record=record, original=model, images=run.images, options=dict(options), seed=seed
+        record=record, original=run.model, images=run.images, options=dict(options), seed=seed
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from entrim import files
 from entrim.checkpoints import fingerprint
 from entrim.errors import LoadError
-from entrim.network.follow import copied
+from entrim.network.eager import copy_without_hooks
 from entrim.network.form import values_of
 from entrim.plan import Plan
 from entrim.records import Record, Score
@@ -48,7 +48,7 @@ class Sparsified:
         """
         check_metric(metric, "metric")
         before, after = (
-            score_of(metric, copied(model).eval(), "metric")
+            score_of(metric, copy_without_hooks(model).eval(), "metric")
             for model in (self.original, self.model)
         )
         score = Score(name=name, before=before, after=after, on=on)

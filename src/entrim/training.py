@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from entrim.checkpoints import fingerprint, read_checkpoint, write_checkpoint
 from entrim.errors import BadSettingError
-from entrim.network.follow import copied
+from entrim.network.eager import copy_module, hooks_removed
 from entrim.network.form import values_of
 from entrim.randomness import Mark, own_randomness, put_back, seed, states_of
 from entrim.recipes import OPTIMISERS, Recipe, Task, Trained
@@ -60,8 +60,9 @@ def train(
         "network": fingerprint(values_of(model).values()),
         "images or aims": task.identity,
     }
-    with own_randomness(), torch.enable_grad():
-        run = _Run(copied(model), task, recipe, stage, on_step or (lambda _: None))
+    learner = copy_module(model)
+    with own_randomness(), torch.enable_grad(), hooks_removed(learner):
+        run = _Run(learner, task, recipe, stage, on_step or (lambda _: None))
         save = _nothing if checkpoint is None else run.writer(checkpoint, identity, every)
         held = None if checkpoint is None else read_checkpoint(checkpoint, identity)
         if held is None and shorter is not None:

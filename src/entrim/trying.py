@@ -13,10 +13,11 @@ from entrim.errors import BadSettingError, CalibrationWarning, RolledBackWarning
 from entrim.graph import Group
 from entrim.moments import Moments
 from entrim.network import measure
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 from entrim.network.shelf import Shelf
 from entrim.network.surgery import sliced
 from entrim.pipeline import build
+from entrim.randomness import own_randomness
 from entrim.rebuilding import cut_in
 from entrim.run import Run
 from entrim.scoring import Metric, score_of
@@ -103,7 +104,7 @@ class Ground:
         of them up hears them from `sparsify`.
         """
         run = Run(self.run.model, choice.settings, self.run.images, None, lambda _: None)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), own_randomness():
             for category in (CalibrationWarning, RolledBackWarning):
                 warnings.simplefilter("ignore", category)
             done = build(run, self.scene, choice.chosen, self.grams, self.example)

@@ -21,7 +21,7 @@ from entrim.experiments.rows import rows_of
 from entrim.experiments.subjects import Subject
 from entrim.experiments.teaching import SHIFTED_AND_FLIPPED, fresh
 from entrim.experiments.work import Work
-from entrim.network.follow import copied
+from entrim.network.eager import copy_without_hooks
 from entrim.network.form import values_of
 from entrim.recipes import Recipe, Task
 from entrim.records import Step
@@ -45,7 +45,7 @@ STAGES: dict[str, Callable[[Work, Subject], object]] = {
 
 def nudged(model: nn.Module) -> nn.Module:
     """Return a copy in which one weight is a little larger."""
-    other = copied(model)
+    other = copy_without_hooks(model)
     with torch.no_grad():
         other.get_parameter("fc3.bias")[0] += 1e-6
     return other
@@ -114,7 +114,7 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, nn.Module]]:
 
     def trained(_: Work, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
         seen.append((recipe, model))
-        learned = copied(model)
+        learned = copy_without_hooks(model)
         with torch.no_grad():
             for parameter in learned.parameters():
                 parameter.fill_(7)

@@ -26,12 +26,17 @@ class Drawn(nn.Module):
         self.program: list[Run] = []
         self.sizes: list[tuple[int, int]] = []
         self.width, self.side = 3, 8
+        self.aliases = nn.ModuleList()
+        self.keyword, self.in_place = len(steps) % 3 == 0, len(steps) % 4 == 1
         conv(self, len(steps), 1)
         for kind, a, b in steps:
             STEPS[kind](self, a, b)
         self.head = nn.Linear(self.width, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, pixelValues: Tensor) -> Tensor:
+        x = pixelValues
+        if self.in_place:
+            x -= 0.25
         past: list[Tensor] = []
         for run in self.program:
             x = run(self, x, past)
@@ -255,6 +260,77 @@ def written(net: Drawn, a: int, b: int) -> None:
     net.then(lambda _, x, __: kinds[a % len(kinds)](x))
 
 
+def folded(net: Drawn, a: int, b: int) -> None:
+    """Fold halves of the image into the batch, as frames of a video are."""
+    width, side = WIDTHS[a % 4], net.side
+    name = net.hold(nn.Conv2d(net.width, width, 1))
+
+    def run(net: Any, x: Tensor, _: list[Tensor]) -> Tensor:
+        halves = x.unflatten(3, (2, side // 2)).permute(0, 3, 1, 2, 4)
+        y = net.layers[name](halves.flatten(0, 1))
+        y = y.unflatten(0, (x.shape[0], 2)).permute(0, 2, 3, 1, 4)
+        return y.flatten(3)
+
+    net.then(run, width)
+
+
+def sequence_first(net: Drawn, a: int, b: int) -> None:
+    """Go through Linear layers with the positions first and the images second."""
+    width = WIDTHS[a % 4]
+    up, down = net.hold(nn.Linear(net.width, width)), net.hold(nn.Linear(width, net.width))
+
+    def run(net: Any, x: Tensor, _: list[Tensor]) -> Tensor:
+        y = x.flatten(2).permute(2, 0, 1)
+        y = net.layers[down](F.relu(net.layers[up](y)))
+        return x + y.permute(1, 2, 0).unflatten(2, x.shape[2:])
+
+    net.then(run)
+
+
+def aliased(net: Drawn, a: int, b: int) -> None:
+    """Register a layer under a second name; call it by that name."""
+    width = WIDTHS[a % 4]
+    depthwise = b % 2 == 0
+    layer = nn.Conv2d(net.width, net.width if depthwise else width, 3, padding=1,
+                      groups=net.width if depthwise else 1)  # fmt: skip
+    net.hold(layer)
+    net.aliases.append(layer)
+    number = len(net.aliases) - 1
+    net.then(lambda net, x, _: net.aliases[number](x), layer.out_channels)
+
+
+def counter(net: Drawn, a: int, b: int) -> None:
+    """Count calls in a buffer, and keep a mean over all channels in another."""
+    holder = nn.Module()
+    holder.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    holder.register_buffer("level", torch.zeros(()))
+    name = net.hold(holder)
+
+    def run(net: Any, x: Tensor, _: list[Tensor]) -> Tensor:
+        net.layers[name].calls += 1
+        if b % 2:
+            net.layers[name].level.mul_(0.9).add_(0.1)
+        return x
+
+    net.then(run)
+
+
+def functional_norm(net: Drawn, a: int, b: int) -> None:
+    """Normalize by a function, with statistics in buffers of unusual names."""
+    holder = nn.Module()
+    holder.register_buffer("mu", torch.zeros(net.width))
+    holder.register_buffer("sigma2", torch.ones(net.width))
+    scale = nn.Parameter(torch.ones(net.width)) if b % 2 else None
+    holder.register_parameter("gain", scale)
+    name = net.hold(holder)
+
+    def run(net: Any, x: Tensor, _: list[Tensor]) -> Tensor:
+        held = net.layers[name]
+        return F.batch_norm(x, held.mu, held.sigma2, held.gain)
+
+    net.then(run)
+
+
 STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
     step.__name__: step
     for step in (
@@ -280,5 +356,10 @@ STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
         over_channels,
         flattened,
         written,
+        folded,
+        sequence_first,
+        aliased,
+        counter,
+        functional_norm,
     )
 }

@@ -13,9 +13,14 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from entrim.errors import EntrimError, NothingToCutError, RolledBackWarning
-from entrim.network import cut, trace
+from entrim.graph import ChannelGraph
+from entrim.network import Cut, cut, measure, trace
+from entrim.network.cost import Costs
+from entrim.network.eager import Example, samples
+from entrim.network.replay import Program
 from tests.network.drawing import STEPS, Drawn, Step
 from tests.network.kinds import shaken
 from tests.network.oracle import distance, masked_outputs, outputs, random_plan
@@ -36,7 +41,9 @@ def draw(seed: int) -> list[Step]:
 def judge(steps: Sequence[Step], seed: int) -> str:
     """Return what became of one network: cut, rolled back, nothing to cut, or wrong and how."""
     torch.manual_seed(seed)
-    model, example = shaken(Drawn(steps)), torch.randn(2, 3, 8, 8)
+    model, images = shaken(Drawn(steps)).eval(), torch.randn(2, 3, 8, 8)
+    example: Example = {"pixelValues": images} if model.keyword else images
+    before = images.clone()
     try:
         graph = trace(model, example)
     except NothingToCutError:
@@ -52,7 +59,28 @@ def judge(steps: Sequence[Step], seed: int) -> str:
     gap = distance(outputs(copy.deepcopy(result.model), example), wanted)
     if not gap < TOLERANCE:
         return f"wrong: off by {gap:.1e}"
+    if not torch.equal(images, before):
+        return "wrong: the images were changed"
+    if misfit := misfit_of_costs(model, graph, result, example):
+        return f"wrong: {misfit}"
     return "rolled back" if caught else "cut"
+
+
+def misfit_of_costs(model: nn.Module, graph: ChannelGraph, done: Cut, example: Example) -> str:
+    """Return how the sizes that a formula foresees differ from those measured; "" where not."""
+    if any(len({*map(len, m.positions)}) > 1 for group in graph.groups for m in group.members):
+        return ""  # the formula is exact for channels of equal size only
+    program = Program.of(model, example)
+    whole, small = (measure(net, example, repeats=2) for net in (model, done.model))
+    costs = Costs.of(model, graph, program, whole.macs, samples(example))
+    widths = {group.name: group.channels for group in graph.groups}
+    widths |= {name: len(units) for name, units in done.plan.kept.items()}
+    foreseen = costs.at(widths)
+    for kind in ("params", "macs", "bytes"):
+        found = getattr(small, kind)
+        if abs(foreseen[kind] - found) > 1 + 1e-6 * found:
+            return f"{foreseen[kind]:.0f} {kind} foreseen, {found} measured"
+    return ""
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from entrim.errors import PlanError
 from entrim.graph import ChannelGraph
-from entrim.network.follow import Example, arguments
+from entrim.network.eager import Example, arguments
 from entrim.plan import Plan
 
 
@@ -36,6 +36,7 @@ def outputs(model: nn.Module, example: Example) -> list[Tensor]:
     args, kwargs = pytree.tree_map_only(
         Tensor, lambda t: t.double() if t.is_floating_point() else t, arguments(example)
     )
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
     with torch.no_grad():
         return flat(model(*args, **kwargs))
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from entrim.graph import ChannelGraph, Group
 from entrim.network import trace
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 from tests.network.kinds import KINDS, shaken
 from tests.network.oracle import distance, masked_outputs, outputs
 

@@ -9,6 +9,7 @@ import entrim
 from entrim.errors import RolledBackWarning
 from entrim.network import cut
 from entrim.network.cost import Costs
+from entrim.network.eager import samples
 from entrim.network.replay import Program
 from tests.network.kinds import KINDS, Kind
 from tests.network.oracle import random_plan
@@ -23,7 +24,7 @@ def test_sizes_at_any_widths_are_those_of_the_cut_network(kind: Kind) -> None:
     graph = entrim.trace(model, example)
     whole = {group.name: group.channels for group in graph.groups}
     before = entrim.measure(model, example, repeats=2)
-    costs = Costs.of(model, graph, Program.of(model, example), before.macs)
+    costs = Costs.of(model, graph, Program.of(model, example), before.macs, samples(example))
     assert costs.at(whole) == sizes(before)
     for seed in range(2):
         with warnings.catch_warnings():
@@ -38,7 +39,7 @@ def test_the_part_of_a_group_is_what_changes_with_it() -> None:
     model, example = KINDS["residual"].build().eval(), KINDS["residual"].example()
     graph = entrim.trace(model, example)
     macs = entrim.measure(model, example, repeats=2).macs
-    costs = Costs.of(model, graph, Program.of(model, example), macs)
+    costs = Costs.of(model, graph, Program.of(model, example), macs, samples(example))
     whole = {group.name: group.channels for group in graph.groups}
     for name in whole:
         fewer = {**whole, name: whole[name] - 1}

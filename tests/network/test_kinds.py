@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from entrim.graph import ChannelGraph
 from entrim.network import cut, trace
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 from tests.network.kinds import KINDS, Kind, shaken
 from tests.network.oracle import distance, masked_outputs, outputs, random_plan
 

@@ -84,7 +84,7 @@ def test_the_width_floor_holds_for_every_layer(graph: ChannelGraph) -> None:
 
 def test_an_intercept_goes_to_the_bias_or_the_batchnorm_or_nowhere(graph: ChannelGraph) -> None:
     conv, linear = graph.sites
-    assert (conv.feeds, conv.bias_home) == ({"0": 9}, "batchnorm:4")
+    assert (conv.feeds, conv.bias_home) == ({"0": 9}, "batchnorm:4.running_mean")
     assert (linear.feeds, linear.bias_home) == ({"3": 4}, None)
     moved = place_intercept(conv, torch.ones(8), torch.arange(8.0))
     assert torch.equal(moved["4.running_mean"], torch.arange(8.0) - 1)
@@ -97,5 +97,5 @@ def test_an_intercept_goes_to_the_bias_or_the_batchnorm_or_nowhere(graph: Channe
 def test_the_graph_prints_groups_sites_and_what_is_frozen(graph: ChannelGraph) -> None:
     lines = str(graph).splitlines()
     assert lines[0].split() == ["group", "channels", "produced", "by"]
-    assert any(line.split() == ["3", "0:", "9", "batchnorm:4"] for line in lines)
+    assert any(line.split() == ["3", "0:", "9", "batchnorm:4.running_mean"] for line in lines)
     assert any(line.endswith("it is an output of the network") for line in lines)

@@ -69,7 +69,7 @@ def test_a_cut_moves_the_outputs_as_the_cut_and_refitted_network_does(
     chosen = looked(sensor, {name: [plan.kept[name]]}, {})[name][0]
     small = entrim.apply_plan(model, plan, X[:4])
     with torch.no_grad():
-        wanted = moved([small(X)], [model(X)])
+        wanted = moved([[small(X)]], [[model(X)]], [len(X)])
     assert chosen.error == pytest.approx(wanted.error, rel=1e-3)
     assert chosen.divergence == pytest.approx(wanted.divergence, rel=1e-3)
     assert 0 < chosen.error < found.error
@@ -88,7 +88,7 @@ def test_a_layer_that_reads_a_held_group_too_is_refitted_on_what_is_left_of_both
     plan = entrim.sparsify(model, X, widths={"a": 4, "b": 5}, mode="independent").plan
     found = looked(sensor_of(model), {"b": [plan.kept["b"]]}, {"a": plan.kept["a"]})["b"][0]
     with torch.no_grad():
-        wanted = moved([entrim.apply_plan(model, plan, X[:4])(X)], [model(X)])
+        wanted = moved([[entrim.apply_plan(model, plan, X[:4])(X)]], [[model(X)]], [len(X)])
     assert found.error == pytest.approx(wanted.error, rel=1e-3)
     assert found.error > 1e-3
 
@@ -114,14 +114,14 @@ def test_logits_are_told_apart_by_their_probabilities_other_outputs_by_their_err
         found.log_softmax(1), wanted.log_softmax(1), log_target=True, reduction="batchmean"
     )
     error = (found - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum()
-    both = moved([found], [wanted])
+    both = moved([[found]], [[wanted]], [len(wanted)])
     assert both.divergence == pytest.approx(float(kl), rel=1e-4)
     assert both.error == pytest.approx(float(error), rel=1e-4)
-    maps = moved([found[:, :, None]], [wanted[:, :, None]])
+    maps = moved([[found[:, :, None]]], [[wanted[:, :, None]]], [len(wanted)])
     assert maps.divergence == maps.error == pytest.approx(float(error), rel=1e-4)
 
 
 def test_silent_outputs_are_as_far_as_the_mean_of_all_images(sensor: Sensor) -> None:
-    p = sensor.wanted[0].double().softmax(1)
+    p = torch.cat([batch[0] for batch in sensor.wanted]).double().softmax(1)
     mutual = (p * (p.log() - p.mean(0).log())).sum(1).mean()
     assert sensor.silence() == pytest.approx(float(mutual), rel=1e-6)

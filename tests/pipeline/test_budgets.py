@@ -99,9 +99,9 @@ def test_an_allocation_hurts_the_outputs_less_than_the_same_fraction_everywhere(
         even = entrim.sparsify(model, X, widths={"*": fraction}, selector="greedy")
         if even.record.after.params >= r.record.after.params:
             with torch.no_grad():
-                lost.append(moved([even.model(X)], [model(X)]).divergence)
+                lost.append(moved([[even.model(X)]], [[model(X)]], [len(X)]).divergence)
     with torch.no_grad():
-        assert moved([r.model(X)], [model(X)]).divergence < min(lost)
+        assert moved([[r.model(X)]], [[model(X)]], [len(X)]).divergence < min(lost)
 
 
 @pytest.mark.parametrize("most", [0.01, 0.1])
@@ -109,13 +109,13 @@ def test_an_error_alone_makes_the_network_as_small_as_it_allows(most: float) -> 
     model = residual()
     r = entrim.sparsify(model, X, budget=entrim.Budget(max_error=most))
     with torch.no_grad():
-        error = moved([r.model(X)], [model(X)]).error
+        error = moved([[r.model(X)]], [[model(X)]], [len(X)]).error
     assert 0 < error <= most
     way = [point.params for point in r.record.tradeoff]
     taken = next(n for n, point in enumerate(r.record.tradeoff) if point.taken)
     tighter = entrim.sparsify(model, X, budget=entrim.Budget(params=way[taken + 2]))
     with torch.no_grad():
-        assert moved([tighter.model(X)], [model(X)]).error > 0.7 * most
+        assert moved([[tighter.model(X)]], [[model(X)]], [len(X)]).error > 0.7 * most
 
 
 def test_an_error_that_the_size_does_not_allow_is_a_contradiction() -> None:
@@ -213,7 +213,7 @@ def test_another_selector_chooses_at_the_allocated_widths() -> None:
     }
     assert drawn.plan.kept != greedy.plan.kept
     with torch.no_grad():
-        apart = [moved([r.model(X)], [model(X)]).divergence for r in (greedy, drawn)]
+        apart = [moved([[r.model(X)]], [[model(X)]], [len(X)]).divergence for r in (greedy, drawn)]
     assert apart[0] < apart[1]
 
 

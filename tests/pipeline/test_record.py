@@ -92,7 +92,7 @@ def test_the_error_is_that_of_the_outputs_on_the_images(options: Any) -> None:
     model = residual()
     r = cut(model, **options)
     with torch.no_grad():
-        wanted = moved([r.model(X)], [model(X)]).error
+        wanted = moved([[r.model(X)]], [[model(X)]], [len(X)]).error
     assert r.record.error == pytest.approx(wanted, rel=1e-6)
     assert wanted > 0
 
@@ -112,7 +112,8 @@ def test_an_error_of_several_outputs_is_that_of_all_together() -> None:
     with torch.no_grad():
         both = [list(net(x).values()) for net in (found, wanted)]
     batches = [{"x": part} for part in x.split(7)]
-    assert error_of(found, wanted, batches) == pytest.approx(moved(*both).error)
+    apart = moved([both[0]], [both[1]], [len(x)])
+    assert error_of(found, wanted, batches) == pytest.approx(apart.error)
 
 
 @pytest.mark.parametrize("still", [torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0])])

@@ -1,9 +1,7 @@
 """`entrim export`: a smaller network as a file for other runtimes, compared before written."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,11 +54,10 @@ def run(args: Namespace) -> int:
     """Export, compare, write, sum up."""
     places = _places(args)
     _refuse(places, args.force)
-    with redirect_stdout(sys.stderr):  # what models and exporters print is no result
-        scene = read_saved(args)
-        before = None if scene.original is None else _right(answer_of(scene.original), scene)
-        made = _made(scene, args, Progress())
-        rows = [_row(place, network, scene) for place, network in zip(places, made, strict=True)]
+    scene = read_saved(args)
+    before = None if scene.original is None else _right(answer_of(scene.original), scene)
+    made = _made(scene, args, Progress())
+    rows = [_row(place, network, scene) for place, network in zip(places, made, strict=True)]
     for place, network in zip(places, made, strict=True):
         network.write(place)
     if args.json:

@@ -25,7 +25,7 @@ from entrim.commands import (
     search,
     sparsify,
 )
-from entrim.commands.showing import give_up_stdout, mend_streams
+from entrim.commands.showing import give_up_stdout, mend_streams, stdout_for_results
 from entrim.commands.usage import Parser
 from entrim.commands.wording import in_options, sentence_of
 from entrim.errors import CommandError, EntrimError
@@ -102,7 +102,7 @@ def _ran(args: argparse.Namespace, options: Collection[str]) -> int:
         if category.__module__.startswith("entrim"):  # others are for their developers
             print(f"entrim: warning: {in_options(str(message), options)}", file=sys.stderr)
 
-    with warnings.catch_warnings(), _terminable():
+    with warnings.catch_warnings(), _terminable(), stdout_for_results():
         warnings.showwarning = told
         try:
             return args.run(args)

@@ -21,6 +21,7 @@ from entrim.commands.pictures import (
     spread,
 )
 from entrim.errors import CommandError, EntrimError
+from entrim.network.eager import call
 from entrim.sparsified import Sparsified
 
 _BATCH = 250
@@ -52,7 +53,8 @@ class Accuracy:
         like = next(model.parameters(), self.images)
         pairs = zip(self.images.split(_BATCH), self.labels.split(_BATCH), strict=True)
         right = sum(
-            int((model(x.to(like.device, like.dtype)).argmax(1).cpu() == y).sum()) for x, y in pairs
+            int((call(model, x.to(like.device, like.dtype)).argmax(1).cpu() == y).sum())
+            for x, y in pairs
         )
         return 100 * right / len(self.labels)
 

@@ -6,10 +6,12 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from entrim.errors import CommandError
 from entrim.records import Record, Step
@@ -42,12 +44,28 @@ def _gap(text: str, width: int) -> str:
     return " " * (width - columns_of(text))
 
 
+_RESULTS: ContextVar[TextIO | None] = ContextVar("results")
+"""The stream of results, where stdout is kept for them."""
+
+
+@contextmanager
+def stdout_for_results() -> Iterator[None]:
+    """Keep stdout for results: what the code of a network or a metric prints goes to stderr."""
+    token = _RESULTS.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _RESULTS.reset(token)
+
+
 def tell(text: str) -> None:
     """Print a result; where stdout is closed or full, that is no success."""
-    if sys.stdout is None:  # as Python has it where the descriptor is closed
+    stdout = _RESULTS.get(sys.stdout)
+    if stdout is None:  # as Python has it where the descriptor is closed
         raise _untold("it is closed")
     try:
-        print(text, flush=True)
+        print(text, file=stdout, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -81,7 +99,9 @@ def mend_streams() -> None:
 
 def give_up_stdout() -> None:
     """Let what is still to be written to stdout go nowhere, so that the end of Python is quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    stdout = _RESULTS.get(sys.stdout)
+    assert stdout is not None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 def sizes(record: Record) -> str:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from entrim.errors import EntrimError, MissingExtraError
 from entrim.experiments.subjects import Subject
-from entrim.network.follow import copied
+from entrim.network.eager import copy_without_hooks
 
 _LABELLED = 500
 """Images with labels that a gradient is averaged over; as many as the others see without."""
@@ -58,7 +58,7 @@ def _of_torch_pruning(name: str, labelled: bool = False) -> Criterion:
         except ImportError as error:
             raise MissingExtraError("this comparison", "torch-pruning", "reproduce") from error
 
-        model, example = copied(subject.model), subject.images(2)
+        model, example = copy_without_hooks(subject.model), subject.images(2)
         if labelled:
             _learn_gradients(model, subject)
         graph: Any = tp.DependencyGraph().build_dependency(model, example_inputs=example)

@@ -13,7 +13,7 @@ from entrim.augmenting import Augmentation
 from entrim.checkpoints import fingerprint
 from entrim.experiments.datasets import Dataset
 from entrim.experiments.normalisation import Normalisation
-from entrim.network.follow import copied
+from entrim.network.eager import copy_without_hooks
 from entrim.recipes import Recipe, Task
 
 STILL = Augmentation()
@@ -115,7 +115,7 @@ def percent_right(model: nn.Module, data: Dataset, how: Normalisation) -> float:
 
 def fresh(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of `model` with its weights drawn anew, as PyTorch draws those of a new one."""
-    again = copied(model)
+    again = copy_without_hooks(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in again.modules():

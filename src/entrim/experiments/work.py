@@ -19,7 +19,7 @@ from entrim import atomic
 from entrim.checkpoints import fingerprint
 from entrim.errors import EntrimError, SaveError
 from entrim.experiments.cache import cache_folder
-from entrim.network.follow import copied
+from entrim.network.eager import copy_without_hooks
 from entrim.network.form import values_of
 from entrim.recipes import Recipe, Task
 from entrim.records import Step
@@ -116,7 +116,7 @@ class Work:
             self.refuse_to_run(name)
         fewer = (replace(recipe, epochs=epochs) for epochs in range(recipe.epochs - 1, 0, -1))
         shorter = ((told, file_of(told)) for told in fewer if recipe.continues(told))
-        fast = convert_conv2d_weight_memory_format(copied(model), torch.channels_last)
+        fast = convert_conv2d_weight_memory_format(copy_without_hooks(model), torch.channels_last)
         with nullcontext() if self.only_finished else self.alone(name, file):
             done = train(
                 fast,

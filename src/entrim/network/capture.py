@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from entrim.graph import Group
 from entrim.moments import Moments
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 from entrim.network.patches import PatchGram
 from entrim.network.reading import Reader
 from entrim.network.replay import Program, Stream
@@ -122,16 +122,15 @@ def familiarity(task: Pass) -> list[Familiarity]:
         for place, node in enumerate(program.nodes):
             norm = batchnorm_of(program, node)
             if norm is not None:
-                x = stream.value(arguments_of(node)["input"], 0)
                 tally = Tally()
-                tally.add(x)
-                mean, variance = (
-                    in_double(task.tensors[f"{norm}.running_{key}"]) for key in ("mean", "var")
-                )
+                tally.add(stream.value(norm.input, 0))
+                mean, variance = (in_double(task.tensors[name]) for name in (norm.mean, norm.var))
                 shift = (tally.mean - mean) / variance.clamp_min(1e-12).sqrt()
                 ratio = tally.variance / variance.clamp_min(1e-12)
                 found.append(
-                    Familiarity(norm, float(shift.square().mean().sqrt()), float(ratio.median()))
+                    Familiarity(
+                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
+                    )
                 )
             stream.run(place)
             stream.forget(place)
@@ -164,13 +163,47 @@ class Tally:
         return (torch.as_tensor(self.squares) / self.count - self.mean.square()).clamp_min(0)
 
 
-def batchnorm_of(program: Program, node: fx.Node) -> str | None:
-    """Return the name of the BatchNorm with running statistics that `node` is, else None."""
+@dataclass(frozen=True, slots=True)
+class BatchNormCall:
+    """One call of a BatchNorm with running statistics; its tensors by name."""
+
+    input: fx.Node
+    mean: str
+    var: str
+    weight: str | None
+    """None where it scales by nothing, or by a computed tensor."""
+    scaled: bool
+    """Whether it scales at all."""
+    eps: float
+    calls: int
+    """How many operations read the running mean."""
+
+    @property
+    def name(self) -> str:
+        """The module that holds the statistics, or the running mean itself."""
+        return self.mean.removesuffix(".running_mean")
+
+
+def batchnorm_of(program: Program, node: fx.Node) -> BatchNormCall | None:
+    """Return the BatchNorm with running statistics that `node` calls, else None."""
     if "batch_norm" not in str(node.target):
         return None
-    mean = arguments_of(node).get("running_mean")
-    name = program.names.get(mean) if isinstance(mean, fx.Node) else None
-    return name.removesuffix(".running_mean") if name else None
+    given = arguments_of(node)
+    nodes = [given.get(key) for key in ("running_mean", "running_var", "weight")]
+    mean, var, weight = (
+        program.names.get(one) if isinstance(one, fx.Node) else None for one in nodes
+    )
+    if mean is None or var is None:
+        return None
+    return BatchNormCall(
+        input=given["input"],
+        mean=mean,
+        var=var,
+        weight=weight,
+        scaled=nodes[2] is not None,
+        eps=given["eps"],
+        calls=len(given["running_mean"].users),
+    )
 
 
 def consumers(
@@ -245,7 +278,7 @@ def _watch(
     for place in range(last + 1):
         if place in calls:
             reader, source = calls[place]
-            layer, x = reader.site.layer, stream.at(source, 0)
+            layer, x = reader.site.layer, reader.batched(stream.at(source, 0))
             sums[layer].add(in_double(x), _drawn(reader, x, positions, draws[layer]))
         stream.run(place)
         stream.forget(place)

@@ -57,11 +57,16 @@ class Costs:
     """What no width changes."""
 
     @classmethod
-    def of(cls, model: nn.Module, graph: ChannelGraph, program: Program, macs: int) -> "Costs":
-        """Return the costs of `model`, which takes `macs` for one image as it is."""
+    def of(
+        cls, model: nn.Module, graph: ChannelGraph, program: Program, macs: int, images: int
+    ) -> "Costs":
+        """Return the costs of `model`, which takes `macs` for one image as it is.
+
+        `program` are its operations on a batch of so many `images`.
+        """
         parameters = dict(model.named_parameters())
         every = {**parameters, **dict(model.named_buffers())}
-        positions = _positions(program)
+        positions = _positions(program, images)
         terms = []
         for name, tensor in every.items():
             each = {
@@ -117,8 +122,12 @@ def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[
     )
 
 
-def _positions(program: Program) -> dict[str, int | float]:
-    """Return how often one image multiplies each element of a weight."""
+def _positions(program: Program, images: int) -> dict[str, int | float]:
+    """Return how often one image multiplies each element of a weight.
+
+    The batch may be folded into another dimension, or not be the first one: elements are counted,
+    and divided by the number of images.
+    """
     found: dict[str, int | float] = {}
     for node in program.nodes:
         call = arguments_of(node) if node.op == "call_function" else {}
@@ -132,11 +141,10 @@ def _positions(program: Program) -> dict[str, int | float]:
         kind = str(node.target)
         if "conv" in kind:
             shown = source.meta["val"] if "transpose" in kind else out
-            rank = weight.meta["val"].dim() - 2
-            count = math.prod(shown.shape[-rank:]) if rank else 1
+            channels = shown.shape[1 - weight.meta["val"].dim()]
         elif "linear" in kind:
-            count = out.numel() / out.shape[-1] / out.shape[0]
+            shown, channels = out, out.shape[-1]
         else:
             continue
-        found[name] = found.get(name, 0.0) + count
+        found[name] = found.get(name, 0.0) + shown.numel() / channels / images
     return found

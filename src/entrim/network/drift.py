@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, fx
 
-from entrim.network.capture import batchnorm_of
+from entrim.network.capture import BatchNormCall, batchnorm_of
 from entrim.network.replay import Stream
 from entrim.network.walk import arguments_of
 
@@ -26,8 +26,8 @@ def drift_behind(old: Stream, new: Stream, place: int) -> Callable[[int], Tensor
         user = next(iter(node.users))
         kind = str(user.target)
         norm = batchnorm_of(program, user)
-        if norm is not None and scale is None:
-            scale = _inverse_scale(user, norm, old.tensors)
+        if norm is not None and scale is None and norm.scaled == (norm.weight is not None):
+            scale = _inverse_scale(norm, old.tensors)
         elif not any(name in kind for name in ("getitem", "clone", "alias", "detach")):
             break
         node = user
@@ -61,11 +61,10 @@ def _same_shape(one: fx.Node, other: fx.Node) -> bool:
     return shapes[0] is not None and shapes[0] == shapes[1]
 
 
-def _inverse_scale(node: fx.Node, norm: str, tensors: Mapping[str, Tensor]) -> Float[Tensor, " D"]:
+def _inverse_scale(norm: BatchNormCall, tensors: Mapping[str, Tensor]) -> Float[Tensor, " D"]:
     """Return sigma / gamma of a BatchNorm, 0 where gamma / sigma is near 0."""
-    eps = arguments_of(node)["eps"]
-    scale = (tensors[f"{norm}.running_var"] + eps).rsqrt()
-    if f"{norm}.weight" in tensors:
-        scale = scale * tensors[f"{norm}.weight"]
+    scale = (tensors[norm.var] + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * tensors[norm.weight]
     large = scale.abs() > _NEAR_ZERO * scale.abs().median()
     return torch.where(large, 1 / scale, 0)

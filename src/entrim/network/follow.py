@@ -1,6 +1,5 @@
 """The walk through the exported graph, from the network's inputs to its outputs."""
 
-import copy
 import itertools
 import operator
 import warnings
@@ -8,15 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 
 from entrim.errors import TraceError
 from entrim.network import elementwise, layers, movement
+from entrim.network.eager import Example, arguments, copy_without_hooks, unwrap
 from entrim.network.walk import Call, Result, Walk
-
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""What the network is called with: one tensor, all positional or all keyword arguments."""
 
 _RULES = {**elementwise.RULES, **movement.RULES, **layers.RULES}
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_size", "sym_numel"}
@@ -24,14 +21,13 @@ _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_si
 
 def follow(model: nn.Module, example: Example) -> Walk:
     """Return what a walk through `model` in eval mode finds; the model is not touched."""
-    if not isinstance(model, nn.Module):
-        raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
-    still = copied(model).eval()
+    still = copy_without_hooks(unwrap(model)).eval()
     program = exported(still, example)
     shapes, aliases = named_tensors(still)
     names = placeholders(program, aliases)
     walk = Walk(still, names, shapes, aliases)
-    walk.idle.update(name for node, name in names.items() if not node.users)
+    used = {name for node, name in names.items() if node.users}
+    walk.idle.update(name for name in names.values() if name not in used)
     for node in program.graph.nodes:
         if node.op == "output":
             _freeze_outputs(walk, node)
@@ -40,26 +36,6 @@ def follow(model: nn.Module, example: Example) -> Walk:
         elif node not in names:
             walk.values[node] = _step(walk, node)
     return walk
-
-
-def arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that `example` stands for."""
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of `model`."""
-    try:
-        with warnings.catch_warnings():  # an exported program is copied with a deprecated pytree
-            warnings.simplefilter("ignore", FutureWarning)
-            return copy.deepcopy(model)
-    except RuntimeError as error:
-        raise TraceError(
-            f"the network cannot be copied ({error}): a hook keeps a computed tensor on a module; "
-            "where that is torch.nn.utils.weight_norm, take torch.nn.utils.parametrizations"
-        ) from error
 
 
 def exported(

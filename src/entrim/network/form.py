@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from entrim.graph import ChannelGraph
-from entrim.network.follow import copied
+from entrim.network.eager import copy_module
 
 _NOTE = "_entrim_origin"
 
@@ -105,7 +105,7 @@ class Form:
 
     def given_to(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of `model` in this form that holds `tensors`, on the devices of `model`."""
-        small, ready = copied(model), {}
+        small, ready = copy_module(model), {}
         for name, old in list(named(small)):
             stand = self.shared.get(name, name)
             if stand not in ready:

@@ -10,28 +10,33 @@ def convolution(call: Call) -> Result:
     """Follow a convolution, transposed or not, of any number of dimensions and groups."""
     weight, transposed = call.tensor("weight"), "transpose" in str(call.node.target)
     x = call.value("input")
+    axis = (
+        len(x.shape)
+        - len(call.value("weight").shape if weight is None else call.walk.shapes[weight])
+        + 1
+    )
     if weight is None:
-        return _computed(call, len(x.shape) - len(call.value("weight").shape) + 1)
-    shape = call.walk.shapes[weight]
-    axis = len(x.shape) - len(shape) + 1
+        return _opaque(call, axis, "a computed weight")
+    if _is_complex(call):
+        return _opaque(call, axis, "complex weights")
     columns, groups = call.walk.channels.along(x, axis), call.get("groups")
     if groups == 1:
-        out = _dense(call, weight, columns, transposed)
+        out = _dense(call, weight, columns, axis, transposed)
     elif groups == len(columns):
         out = _depthwise(call, weight, columns, transposed)
         call.count("groups", columns)
     else:
-        out = _grouped(call, weight, columns, groups, transposed)
+        out = _grouped(call, weight, columns, groups, axis, transposed)
     call.attach("bias", out)
     call.count("in_channels", columns)
     call.count("out_channels", out)
     return Value(call.shape, axis, out)
 
 
-def _dense(call: Call, weight: str, columns: Vector, transposed: bool) -> Vector:
+def _dense(call: Call, weight: str, columns: Vector, axis: int, transposed: bool) -> Vector:
     inputs, outputs = (0, 1) if transposed else (1, 0)
     call.walk.bind(weight, inputs, columns)
-    _read(call, weight, inputs)
+    _read(call, weight, inputs, axis)
     return call.walk.produce(call.layer(), weight, outputs)
 
 
@@ -44,12 +49,14 @@ def _depthwise(call: Call, weight: str, columns: Vector, transposed: bool) -> Ve
     return out
 
 
-def _grouped(call: Call, weight: str, columns: Vector, groups: int, transposed: bool) -> Vector:
+def _grouped(
+    call: Call, weight: str, columns: Vector, groups: int, axis: int, transposed: bool
+) -> Vector:
     """Couple equal offsets across groups, so that every group keeps as many channels."""
     walk, layer = call.walk, call.layer()
     offsets = columns.view(groups, -1)
     walk.channels.unite(offsets[:-1], offsets[1:])
-    _read(call, weight, 0 if transposed else 1)
+    _read(call, weight, 0 if transposed else 1, axis)
     if transposed:
         walk.bind(weight, 0, columns)
         out = walk.produce(layer, weight, 1).repeat(groups)
@@ -63,11 +70,13 @@ def linear(call: Call) -> Result:
     """Follow a Linear; behind a Flatten the columns of one channel carry one id."""
     weight = call.tensor("weight")
     if weight is None or len(call.walk.shapes[weight]) != 2:
-        return _computed(call, -1)
+        return _opaque(call, -1, "a computed weight")
+    if _is_complex(call):
+        return _opaque(call, -1, "complex weights")
     x = call.value("input")
     columns = call.walk.channels.along(x, -1)
     call.walk.bind(weight, 1, columns)
-    _read(call, weight, 1)
+    _read(call, weight, 1, len(call.shape) - 1)
     out = call.walk.produce(call.layer(), weight, 0)
     call.attach("bias", out)
     call.count("in_features", columns)
@@ -75,25 +84,33 @@ def linear(call: Call) -> Result:
     return Value(call.shape, len(call.shape) - 1, out)
 
 
-def _computed(call: Call, axis: int) -> Result:
-    """Freeze a layer whose weight is not a parameter, and list it."""
-    result = call.walk.refuse(call, f"{call.layer()} has a computed weight")
+def _is_complex(call: Call) -> bool:
+    return call.get("weight").meta["val"].is_complex()
+
+
+def _opaque(call: Call, axis: int, what: str) -> Result:
+    """Freeze a layer with weights that no regression can replace, and list it."""
+    result = call.walk.refuse(call, f"{call.layer()} has {what}")
     if isinstance(result, Value):
         call.walk.producers.setdefault(call.layer(), call.walk.channels.along(result, axis))
     return result
 
 
-def _read(call: Call, weight: str, dim: int) -> None:
-    """Record the layer as a site, and where it could keep an intercept."""
+def _read(call: Call, weight: str, dim: int, axis: int) -> None:
+    """Record the layer as a site, and where it could keep an intercept.
+
+    `axis` is that of its output channels; a BatchNorm normalizes axis 1, whatever it holds.
+    """
     home = None
     if call.tensor("bias") == f"{call.layer()}.bias" and _serves_only(call, call, "bias", weight):
         home = "bias"
     users = list(call.node.users)
-    if call.get("bias") is None and len(users) == 1 and "batch_norm" in str(users[0].target):
+    normalized = axis == 1 and len(users) == 1 and "batch_norm" in str(users[0].target)
+    if call.get("bias") is None and normalized:
         user = Call.of(call.walk, users[0])
         mean = user.tensor("running_mean") if not user.get("training") else None
         if mean is not None and _serves_only(call, user, "running_mean", weight):
-            home = f"batchnorm:{mean.rpartition('.')[0]}"
+            home = f"batchnorm:{mean}"
     known = call.walk.sites.setdefault(weight, (dim, home))
     if known != (dim, home):
         call.walk.sites[weight] = (dim, None)

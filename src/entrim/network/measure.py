@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from entrim.errors import BadSettingError
-from entrim.network.follow import Example, arguments
+from entrim.network.eager import Example, call, copy_inputs, hooks_removed, samples
+from entrim.randomness import own_randomness
 
 _WARM_UP = 3
 _UNITS = ("B", "kB", "MB", "GB")
@@ -75,7 +75,7 @@ def measure(
     >>> cost.params, cost.macs, cost.bytes, cost.latency.batch
     (58, 48, 232, 3)
     """
-    batch = _samples(example) if batch is None else batch
+    batch = samples(example) if batch is None else batch
     for name, value, least in (("batch", batch, 1), ("repeats", repeats, 2)):
         if value < least:
             raise BadSettingError(f"{name} is {value}: hand over at least {least}")
@@ -94,25 +94,17 @@ def measure(
     )
 
 
-def _samples(example: Example) -> int:
-    for leaf in pytree.tree_leaves(arguments(example)):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return leaf.shape[0]
-    raise BadSettingError("the example holds no tensor that tells its batch: hand over batch=")
-
-
 def _flops(model: nn.Module, example: Example) -> int:
-    args, kwargs = arguments(example)
     with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.filterwarnings("ignore", ".*global hooks")  # the counter's own, once compiled
-        model(*args, **kwargs)
+        call(model, example)
     return counter.get_total_flops()
 
 
 def _seconds(model: nn.Module, example: Example, repeats: int) -> list[float]:
-    args, kwargs = arguments(example)
     seconds = []
     for _ in range(_WARM_UP + repeats):
+        args, kwargs = copy_inputs(example)
         _finish()
         begin = time.perf_counter()
         model(*args, **kwargs)
@@ -129,7 +121,7 @@ def _finish() -> None:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put `model` into eval mode, and put modes, buffers and random numbers back, even on error.
+    """Put `model` into eval mode without hooks of its user; put everything back, even on error.
 
     Not a copy: a compiled network is measured as it is, and a large one is not held twice.
     """
@@ -140,7 +132,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with own_randomness(), hooks_removed(model):
             model.eval()
             yield
     finally:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from entrim.errors import SurgeryError
-from entrim.network.follow import Example, arguments, copied
+from entrim.network.eager import Example, copy_inputs, copy_without_hooks
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _IMAGES = 2
@@ -76,11 +75,10 @@ class Bench:
 
     def run(self, model: nn.Module, windows: Iterable[Window]) -> list[Tensor]:
         """Return what a copy of `model` shows in eval mode: its outputs, then the windows."""
-        still = copied(model).eval()
-        args, kwargs = arguments(self.example)
+        still = copy_without_hooks(model).eval()
+        args, kwargs = copy_inputs(self.example, _copy_in_double if self.double else torch.clone)
         if self.double:
             still = still.double()
-            args, kwargs = pytree.tree_map_only(Tensor, _doubled, (args, kwargs))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(still, windows) as seen:
             torch.manual_seed(0)
             return [*leaves(still(*args, **kwargs)), *seen]
@@ -138,7 +136,7 @@ def demand_numbers(outputs: list[Tensor], model: nn.Module) -> None:
 
 
 def _relative(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.to(torch.float64), wanted.to(torch.float64)
+    found, wanted = (_real(tensor).to(torch.float64) for tensor in (found, wanted))
     apart = (found - wanted)[found != wanted].abs()
     if not apart.numel():
         return 0.0
@@ -147,8 +145,12 @@ def _relative(found: Tensor, wanted: Tensor) -> float:
     return worst / scale if scale else worst
 
 
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _copy_in_double(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def leaves(output: Any) -> list[Tensor]:

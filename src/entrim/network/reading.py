@@ -89,6 +89,10 @@ class Reader:
         """Whether every column belongs to `group`."""
         return all(int((table >= 0).sum()) == self.columns for table in self.of_group(group))
 
+    def batched(self, x: Tensor) -> Tensor:
+        """Return an input or output with a batch dimension; a layer may be called without one."""
+        return x[None] if x.dim() == len(self.geometry.kernel) + 1 else x
+
     def _is_input(self, tensor: str, dim: int) -> bool:
         return (tensor, dim) == (self.site.weight, self.site.dim)
 

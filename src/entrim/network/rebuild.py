@@ -24,7 +24,6 @@ from entrim.network.refitting import fitted, packed, put_back, put_in, solved, t
 from entrim.network.replay import Stream
 from entrim.network.shelf import Shelf
 from entrim.network.slices import part_of
-from entrim.network.walk import arguments_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +113,13 @@ def _refitted(
         if drift is not None:
             target = target + drift(batch)
         lack = target - new.compute(place, batch)
-        x = new.at(reader.inputs[0], batch)
+        x = reader.batched(new.at(reader.inputs[0], batch))
+        stay = outputs.to(x.device)
         need.add(
             x.index_select(axis, inputs.to(x.device)),
-            lack.index_select(axis, outputs.to(x.device)),
+            reader.batched(lack).index_select(axis, stay),
         )
-        wanted.add(target.index_select(axis, outputs.to(x.device)), axis)
+        wanted.add(reader.batched(target).index_select(axis, stay), axis)
     parts = [solved(reader, moments, ridge) for moments in need.moments()]
     put_in(reader, parts, stays, new.tensors)
     fit = fitted(reader, parts, need.gram.count, float(wanted.variance.sum()))
@@ -187,8 +187,6 @@ def _cross(x: Tensor, lack: Tensor, weight: Tensor, reader: Reader) -> Tensor:
     if not geometry.kernel:
         return lack.flatten(0, -2).T @ x.flatten(0, -2)
     rank = len(geometry.kernel)
-    if x.dim() == rank + 1:
-        x, lack = x[None], lack[None]
     before = [first for first, _ in geometry.padding]
     if any(first != last for first, last in geometry.padding):
         sides = [side for pair in reversed(geometry.padding) for side in pair]
@@ -212,14 +210,13 @@ def _reestimate(new: Stream, place: int, node: fx.Node) -> None:
     norm = batchnorm_of(new.program, node)
     if norm is None or not new.differs(place):
         return
-    if len(arguments_of(node)["running_mean"].users) > 1:
+    if norm.calls > 1:
         return  # it serves several calls, and has run on some of them already
-    source = new.program.place[arguments_of(node)["input"]]
+    source = new.program.place[norm.input]
     tally = Tally()
     for batch in range(len(new.batches)):
         tally.add(new.at(source, batch))
-    for key, value in (("mean", tally.mean), ("var", tally.variance)):
-        name = f"{norm}.running_{key}"
+    for name, value in ((norm.mean, tally.mean), (norm.var, tally.variance)):
         new.tensors[name] = value.to(new.tensors[name])
         new.changed.add(name)
 

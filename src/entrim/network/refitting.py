@@ -154,7 +154,7 @@ def touched(reader: Reader) -> list[str]:
         return [reader.site.weight]
     if home == "bias":
         return [reader.site.weight, f"{reader.site.layer}.bias"]
-    return [reader.site.weight, f"{home.removeprefix('batchnorm:')}.running_mean"]
+    return [reader.site.weight, home.removeprefix("batchnorm:")]
 
 
 def packed(fit: Fitted, reader: Reader, tensors: Mapping[str, Tensor]) -> Unit:

@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from entrim.errors import TraceError
-from entrim.network.follow import Example, arguments, copied, exported, named_tensors, placeholders
+from entrim.network.eager import Example, arguments, copy_without_hooks
+from entrim.network.follow import exported, named_tensors, placeholders
 from entrim.network.shelf import Shelf
 
 
@@ -26,6 +29,11 @@ class Program:
     names: Mapping[fx.Node, str]
     """Placeholder of a parameter or buffer -> its name."""
     inputs: tuple[str, ...]
+    """Placeholders of the network's inputs, in the order of their leaves."""
+    in_spec: Any
+    """How positional and keyword inputs are flattened to those leaves."""
+    outputs: tuple[int, ...]
+    """Which results of the last node the network returns; others are buffers it wrote."""
     constants: Mapping[str, Any]
     """Placeholder of a fixed tensor -> that tensor."""
     module: fx.GraphModule
@@ -35,7 +43,7 @@ class Program:
     @classmethod
     def of(cls, model: nn.Module, example: Example) -> "Program":
         """Return the operations of `model` in eval mode, as called with `example`."""
-        program = exported(copied(model).eval(), example)
+        program = exported(copy_without_hooks(model).eval(), example)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = program.run_decompositions({})  # takes writing in place out, nothing else
@@ -45,7 +53,9 @@ class Program:
             nodes=nodes,
             place={node: place for place, node in enumerate(nodes)},
             names=placeholders(program, aliases),
-            inputs=tuple(map(str, program.graph_signature.user_inputs)),
+            inputs=_user_inputs(program),
+            in_spec=program.call_spec.in_spec,
+            outputs=_user_outputs(program),
             constants=_constants(program),
             module=program.graph_module,
             dies=_deaths(nodes),
@@ -150,8 +160,11 @@ class Stream:
 
     def outputs(self, batch: int) -> list[Tensor]:
         """Return the tensors that the network puts out, once everything has run."""
-        last = self.programs[batch].nodes[-1]
-        values = map_arg(last.args, lambda node: self.value(node, batch))
+        program = self.programs[batch]
+        results = program.nodes[-1].args[0]
+        assert isinstance(results, tuple | list)
+        returned = [results[number] for number in program.outputs]
+        values = map_arg(returned, lambda node: self.value(node, batch))
         return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
     def compute(self, place: int, batch: int) -> Any:
@@ -178,9 +191,18 @@ _NOT_KEPT = object()
 def _bound(program: Program, batch: Example) -> dict[str, Any]:
     """Return the network's inputs by the name of their placeholder."""
     args, kwargs = arguments(batch)
-    if kwargs:
-        return {name: kwargs[name] for name in program.inputs if name in kwargs}
-    return dict(zip(program.inputs, pytree.tree_leaves(args), strict=True))
+    leaves = pytree.tree_leaves((args, reorder_kwargs(kwargs, program.in_spec)))
+    return dict(zip(program.inputs, leaves, strict=True))
+
+
+def _user_inputs(program: ExportedProgram) -> tuple[str, ...]:
+    specs = program.graph_signature.input_specs
+    return tuple(spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT)
+
+
+def _user_outputs(program: ExportedProgram) -> tuple[int, ...]:
+    specs = program.graph_signature.output_specs
+    return tuple(k for k, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT)
 
 
 def _constants(program: ExportedProgram) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from entrim.graph import ChannelGraph, Group
 from entrim.network.capture import Pass, gram_of
-from entrim.network.follow import Example, arguments, copied
+from entrim.network.eager import Example, call, copy_without_hooks, samples
 from entrim.network.proof import leaves
 from entrim.network.reading import Reader, Stays
 from entrim.network.refitting import masked_tensors, refit_alone, touched
 from entrim.network.replay import Stream
 from entrim.network.shelf import Shelf
 from entrim.network.slices import zero_gone
+from entrim.randomness import own_randomness
 
 Kept = Mapping[str, Sequence[int]]
 
@@ -33,6 +34,58 @@ class Moved:
 
 
 @dataclass(slots=True)
+class OutputGap:
+    """How far one output is from what it should be, as sums over the images."""
+
+    apart: float = 0.0
+    power: float = 0.0
+    """Squared distance of what is wanted from `origin`."""
+    total: Tensor | float = 0.0
+    """Sum over the images of what is wanted minus `origin`."""
+    rows: int = 0
+    elements: int = 0
+    origin: Tensor | None = None
+    """The mean of the first batch: sums about it do not cancel."""
+
+    def add(self, found: Tensor, wanted: Tensor, images: int) -> None:
+        """Add the outputs of one batch of so many `images`."""
+        a, b = (_real(t) for t in (found, wanted))
+        axis = _image_axis(b, images)
+        if self.origin is None:
+            self.origin = b.mean(axis)
+        self.apart += float((a - b).square().sum())
+        shifted = b - self.origin.unsqueeze(axis)
+        self.power += float(shifted.square().sum())
+        self.total = self.total + shifted.sum(axis)
+        self.rows += b.shape[axis]
+        self.elements += b.numel()
+
+    @property
+    def spread(self) -> float:
+        """The squared distance of what is wanted from its mean; 0 where only rounding is left."""
+        mean = torch.as_tensor(self.total).square().sum() / max(self.rows, 1)
+        left = self.power - float(mean)
+        return left if left > 1e-12 * self.power else 0.0
+
+    @property
+    def variance(self) -> float:
+        """The variance of what is wanted over the images, the mean over all elements."""
+        return self.spread / max(self.elements, 1)
+
+
+def _real(output: Tensor) -> Tensor:
+    """Return an output as real numbers in double precision, at least one for each image."""
+    real = torch.view_as_real(output) if output.is_complex() else output
+    return torch.atleast_1d(real).double()
+
+
+def _image_axis(output: Tensor, images: int) -> int:
+    """Return the axis that runs over the images: 0, unless only a later one is as long."""
+    fitting = [axis for axis, size in enumerate(output.shape) if size == images]
+    return fitting[0] if fitting else 0
+
+
+@dataclass(slots=True)
 class Sensor:
     """The network on some images; a cut runs again from the first layer that feels it on."""
 
@@ -41,8 +94,8 @@ class Sensor:
     readers: Sequence[Reader]
     grams: Shelf
     ridge: float
-    wanted: list[Tensor] = field(init=False)
-    """The outputs of the original."""
+    wanted: list[list[Tensor]] = field(init=False)
+    """The outputs of the original, batch by batch."""
 
     def __post_init__(self) -> None:
         self.wanted = self._outputs(dict(self.task.tensors))
@@ -71,14 +124,27 @@ class Sensor:
 
     def moved(self, tensors: Mapping[str, Tensor]) -> Moved:
         """Return how far the outputs are with these tensors in place of the original ones."""
-        return moved(self._outputs(dict(tensors)), self.wanted)
+        return moved(self._outputs(dict(tensors)), self.wanted, self._images)
 
     def silence(self) -> float:
         """Return the divergence of outputs that do not depend on the image any more."""
-        mean = [t.double().mean(0, keepdim=True).expand_as(t) for t in self.wanted]
-        if are_logits(self.wanted):
-            mean = [t.double().softmax(1).mean(0).log().expand_as(t) for t in self.wanted]
-        return moved(mean, self.wanted).divergence
+        if not are_logits(self.wanted[0]):
+            return 1.0 if any(gap.spread > 0 for gap in self._own_spread()) else 0.0
+        logits = [batch[0].double() for batch in self.wanted]
+        mean = torch.cat(logits).softmax(1).mean(0).log()
+        return moved([[mean.expand_as(t)] for t in logits], self.wanted, self._images).divergence
+
+    @property
+    def _images(self) -> list[int]:
+        """The number of images in each batch."""
+        return [samples(batch) for batch in self.task.batches]
+
+    def _own_spread(self) -> list[OutputGap]:
+        gaps = [OutputGap() for _ in self.wanted[0]]
+        for batch, images in zip(self.wanted, self._images, strict=True):
+            for gap, output in zip(gaps, batch, strict=True):
+                gap.add(output, output, images)
+        return gaps
 
     def _by_place(self, trials: Mapping[str, object]) -> dict[int, list[Group]]:
         """Return the groups by the place where they are first read."""
@@ -116,9 +182,9 @@ class Sensor:
         for later in range(place, last - 1):
             new.run(later)
             new.forget(later)
-        found = moved(_outputs(new), self.wanted)
+        outputs = [new.outputs(batch) for batch in range(len(new.batches))]
         new.forget(last - 1)
-        return found
+        return moved(outputs, self.wanted, self._images)
 
     def _refit(self, reader: Reader, stays: Stays, tensors: dict[str, Tensor]) -> None:
         """Refit `reader` from its original weights, in place in `tensors`."""
@@ -132,7 +198,7 @@ class Sensor:
             gram = gram_of(self.grams, reader.site.layer)
             refit_alone(reader, gram, stays, original, tensors, self.ridge)
 
-    def _outputs(self, tensors: dict[str, Tensor]) -> list[Tensor]:
+    def _outputs(self, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
         with torch.no_grad(), Shelf(self.task.memory_limit) as shelf:
             parts = []
             for program, batch in zip(self.task.programs, self.task.batches, strict=True):
@@ -142,44 +208,26 @@ class Sensor:
                     stream.forget(place)
                 parts.append(stream.outputs(0))
                 stream.forget(len(program.nodes) - 1)
-        return _joined(parts)
+        return parts
 
 
-def moved(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Moved:
-    """Return how far `found` is from `wanted`."""
-    apart = spread = 0.0
-    for a, b in zip(found, wanted, strict=True):
-        apart += float((a.double() - b.double()).square().sum())
-        spread += float((b.double() - b.double().mean(0)).square().sum())
+def moved(
+    found: Sequence[Sequence[Tensor]], wanted: Sequence[Sequence[Tensor]], images: Sequence[int]
+) -> Moved:
+    """Return how far `found` is from `wanted`, both batch by batch, of so many `images` each."""
+    gaps = [OutputGap() for _ in wanted[0]]
+    for batch, (some, others) in enumerate(zip(found, wanted, strict=True)):
+        for gap, a, b in zip(gaps, some, others, strict=True):
+            gap.add(a, b, images[batch])
+    apart, spread = sum(gap.apart for gap in gaps), sum(gap.spread for gap in gaps)
     error = apart / spread if spread > 0 else apart
-    if not are_logits(wanted):
+    if not are_logits(wanted[0]):
         return Moved(error, error)
-    logs = [functional.log_softmax(t.double(), 1) for t in (found[0], wanted[0])]
+    logs = [
+        functional.log_softmax(torch.cat([batch[0] for batch in side]).double(), 1)
+        for side in (found, wanted)
+    ]
     return Moved(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
-
-
-@dataclass(slots=True)
-class _Gap:
-    """How far one output is from what it should be, as sums over the images."""
-
-    apart: float = 0.0
-    power: float = 0.0
-    total: Tensor | float = 0.0
-    rows: int = 0
-
-    def add(self, found: Tensor, wanted: Tensor) -> None:
-        a, b = (torch.atleast_1d(t).double() for t in (found, wanted))
-        self.apart += float((a - b).square().sum())
-        self.power += float(b.square().sum())
-        self.total = self.total + b.sum(0)
-        self.rows += len(b)
-
-    @property
-    def spread(self) -> float:
-        """The squared distance of what is wanted from its mean; 0 where only rounding is left."""
-        mean = torch.as_tensor(self.total).square().sum() / max(self.rows, 1)
-        left = self.power - float(mean)
-        return left if left > 1e-12 * self.power else 0.0
 
 
 def error_of(small: nn.Module, original: nn.Module, batches: Iterable[Example]) -> float | None:
@@ -187,30 +235,20 @@ def error_of(small: nn.Module, original: nn.Module, batches: Iterable[Example]) 
 
     The outputs are held for one batch at a time. Cost: one pass of either network.
     """
-    still = [copied(model).eval() for model in (small, original)]
-    gaps: list[_Gap] = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    still = [copy_without_hooks(model).eval() for model in (small, original)]
+    gaps: list[OutputGap] = []
+    with torch.no_grad(), own_randomness():
         for batch in batches:
-            args, kwargs = arguments(batch)
-            found, wanted = (leaves(model(*args, **kwargs)) for model in still)
-            gaps = gaps or [_Gap() for _ in wanted]
+            found, wanted = (leaves(call(model, batch)) for model in still)
+            gaps = gaps or [OutputGap() for _ in wanted]
             for gap, a, b in zip(gaps, found, wanted, strict=True):
-                gap.add(a, b)
+                gap.add(a, b, samples(batch))
     apart, spread = sum(gap.apart for gap in gaps), sum(gap.spread for gap in gaps)
     return apart / spread if spread > 0 and math.isfinite(apart / spread) else None
 
 
 def are_logits(outputs: Sequence[Tensor]) -> bool:
     """Whether the outputs are one matrix of several columns: the logits of a classifier."""
-    return len(outputs) == 1 and outputs[0].dim() == 2 and outputs[0].shape[1] > 1
-
-
-def _outputs(stream: Stream) -> list[Tensor]:
-    """Return the outputs of all batches together."""
-    parts = [stream.outputs(batch) for batch in range(len(stream.batches))]
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the outputs of several batches as one; a single number counts as one image."""
-    return [torch.cat([*map(torch.atleast_1d, leaves)]) for leaves in zip(*parts, strict=True)]
+    if len(outputs) != 1 or outputs[0].is_complex():
+        return False
+    return outputs[0].dim() == 2 and outputs[0].shape[1] > 1

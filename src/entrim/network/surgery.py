@@ -13,7 +13,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from entrim.errors import PlanError, RolledBackWarning, SurgeryError
 from entrim.graph import ChannelGraph
-from entrim.network.follow import Example, copied, follow
+from entrim.network.eager import (
+    Example,
+    copy_module,
+    copy_without_hooks,
+    neutral_context,
+    unwrap,
+)
+from entrim.network.follow import follow
 from entrim.network.form import layout_of, origin_of_cut
 from entrim.network.grouping import channel_graph
 from entrim.network.proof import Bench, Proof, Window, demand_numbers, difference
@@ -35,6 +42,7 @@ class Cut:
     """Groups left at full width, because the network's code has their size written into it."""
 
 
+@neutral_context()
 def apply_plan(
     model: nn.Module,
     plan: Plan,
@@ -55,6 +63,7 @@ def apply_plan(
     return cut(model, plan, example, min_channels=min_channels, tolerance=tolerance).model
 
 
+@neutral_context()
 def cut(
     model: nn.Module,
     plan: Plan,
@@ -78,6 +87,7 @@ def cut(
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"this is a {type(plan).__name__}: hand over entrim.Plan({{group: kept}})")
+    model = unwrap(model)
     if graph is None:
         graph = channel_graph(follow(model, example))
     _check_graph(graph, model)
@@ -140,7 +150,7 @@ def stuck_groups(
 
 def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
     """Return a copy of `model` without the channels that go; its attributes tell the new sizes."""
-    small = copied(model)
+    small = copy_module(model)
     for parameter in small.parameters():
         parameter.grad = None
     done: set[int] = set()
@@ -158,7 +168,7 @@ def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
 
 def masked(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
     """Return a copy of `model` whose layers do not read the channels that go."""
-    full, stays = copied(model), graph.stays(kept)
+    full, stays = copy_without_hooks(model), graph.stays(kept)
     with torch.no_grad():
         for site in graph.sites:
             zero_gone(_find(full, site.weight), site.dim, stays.get(site.weight, {}))

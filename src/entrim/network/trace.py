@@ -1,24 +1,37 @@
 """From a network and an example to its channel graph."""
 
+import torch
 from torch import nn
 
-from entrim.errors import NothingToCutError
+from entrim.errors import NothingToCutError, TraceError
 from entrim.graph import ChannelGraph, Group, Positions
-from entrim.network.follow import Example, follow
+from entrim.network.eager import (
+    Example,
+    call,
+    copy_module,
+    copy_without_hooks,
+    has_user_hooks,
+    neutral_context,
+    unwrap,
+)
+from entrim.network.follow import follow
 from entrim.network.grouping import channel_graph
-from entrim.network.proof import Bench
+from entrim.network.proof import Bench, difference, leaves
 from entrim.network.surgery import attempt, stuck_groups
+from entrim.randomness import own_randomness
 
 WRITTEN = "its size is written into the network's code"
 
 
+@neutral_context()
 def trace(model: nn.Module, example: Example) -> ChannelGraph:
     """Return the channel graph of `model`, called with `example`: a tensor, a tuple or a dict.
 
     The network is followed as it computes in eval mode and is not touched. Then a third of every
     group is cut for trial: a group that the network's own code cannot follow is listed as frozen.
     Cost: one torch.export and three forward passes in double precision, two more a group where the
-    trial fails.
+    trial fails. Forward hooks that were registered on the network are called once here, on a copy,
+    to check that they do not change its outputs; nothing else in entrim calls them.
 
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -32,6 +45,8 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
     frozen  channels  because
     2       2         it is an output of the network
     """
+    model = unwrap(model)
+    _check_hooks(model, example)
     graph = channel_graph(follow(model, example))
     bench = Bench.of(model, example)
     trial = {group.name: _two_thirds(group) for group in graph.groups}
@@ -40,6 +55,22 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
     if not graph.groups:
         raise NothingToCutError(_why(model, graph))
     return graph
+
+
+def _check_hooks(model: nn.Module, example: Example) -> None:
+    """Refuse hooks that change what the network computes: a traced graph would not hold them."""
+    if not has_user_hooks(model):
+        return
+    with torch.no_grad(), own_randomness():
+        outputs = []
+        for copy in (copy_module(model), copy_without_hooks(model)):
+            torch.manual_seed(0)
+            outputs.append(leaves(call(copy.eval(), example)))
+    if difference(*outputs) > 0:
+        raise TraceError(
+            "a forward hook changes what the network computes, and a hook cannot be traced: do the "
+            "same in forward(), or remove the hook"
+        )
 
 
 def _two_thirds(group: Group) -> list[int]:

@@ -72,6 +72,16 @@ class Walk:
             self.channels.freeze(value.ids, reason)
         return call.results(lambda shape: self.channels.frozen(shape, reason))
 
+    def modules_with(self, tensor: str) -> tuple[str, ...]:
+        """Return the modules that hold `tensor`, each by one name: a module may have several."""
+        owners = (name.rpartition(".")[0] for name in self.aliases[tensor])
+        return tuple(dict.fromkeys(map(self.first_name, owners)))
+
+    def first_name(self, module: str) -> str:
+        """Return the first of the names that the module called `module` is registered under."""
+        wanted = self.module.get_submodule(module)
+        return next(name for name, found in self.module.named_modules() if found is wanted)
+
     def _stored(self, name: str) -> Value:
         shape = self.shapes[name]
         wide = [dim for dim, size in enumerate(shape) if size > 1]
@@ -146,9 +156,9 @@ class Call:
         """Return the modules that have the weight or statistics in use, else the one that calls."""
         tensor = self.tensor("weight") or self.tensor("running_mean")
         if tensor is not None:
-            return tuple(name.rpartition(".")[0] for name in self.walk.aliases[tensor])
+            return self.walk.modules_with(tensor)
         stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
-        return (list(stack.values())[-1][0],)
+        return (self.walk.first_name(list(stack.values())[-1][0]),)
 
     def count(self, name: str, ids: Vector, step: int = 1) -> None:
         """Keep the attribute `name` of the modules behind this call true when `ids` shrink."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from entrim.network.follow import Example
+from entrim.network.eager import Example
 
 
 class Net(nn.Module):

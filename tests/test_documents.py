@@ -14,13 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import entrim.experiments
 import pytest
 import torch
 from torch import nn
 
 import entrim
 import entrim.errors
-import entrim.experiments
 import entrim.network
 import entrim.report
 from entrim.commands.main import parser

@@ -4,14 +4,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs fuzz format bench wheel
+.PHONY: help demo test check docs fuzz format reproduce bench wheel
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[cli,compare,export,search,spartan]" --group dev
 	touch $(READY)
 
 demo: $(READY) ## train a small CNN on embedded digits, cut it without labels, print the table
@@ -29,7 +30,8 @@ check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/ruff check .
 	$(BIN)/pyright --warnings
 	$(BIN)/lint-imports
-	$(BIN)/deptry src benchmarks examples
+	$(BIN)/deptry src examples
+	$(BIN)/deptry src experiments examples --non-dev-dependency-groups experiments
 	$(MAKE) wheel
 
 docs: $(READY) ## build the documentation into build/site; a warning is an error
@@ -40,20 +42,14 @@ format: $(READY) ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## measure; writes dated Markdown under benchmarks/results/
-	$(BIN)/python -m benchmarks.solver
-	$(BIN)/python -m benchmarks.network
-	$(BIN)/python -m benchmarks.spartan
-	$(BIN)/python -m benchmarks.sparsify
-	$(BIN)/python -m benchmarks.allocation
-	$(BIN)/python -m benchmarks.candidates
-	$(BIN)/python -m benchmarks.timing
-	$(BIN)/python -m benchmarks.distill
-	$(BIN)/python -m benchmarks.search
-	$(BIN)/python -m benchmarks.export
-	$(BIN)/python -m benchmarks.stop
-	$(BIN)/python -m benchmarks.readings
-	$(BIN)/python -m benchmarks.paper
+TABLE ?= lenet-conv
+ARGS ?=
+reproduce: $(READY) ## run a table of the paper again: TABLE=lenet-conv ARGS="--seeds 0 1 2"
+	$(BIN)/python -m experiments reproduce $(TABLE) $(ARGS)
+
+BENCHMARKS ?= solver network spartan sparsify allocation candidates timing distill search export stop readings paper
+bench: $(READY) ## measure BENCHMARKS="solver network"; writes dated Markdown under experiments/results/
+	for name in $(BENCHMARKS); do $(BIN)/python -m experiments bench $$name || exit 1; done
 
 wheel: $(READY) ## build the wheel, install it into an empty folder and import it from there
 	rm -rf dist

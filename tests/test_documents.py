@@ -20,16 +20,14 @@ from torch import nn
 
 import entrim
 import entrim.errors
-import entrim.experiments
 import entrim.network
 import entrim.report
 from entrim.commands.main import parser
+from experiments.__main__ import parser as experiments
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-NEEDS_FILES = {"imagenet_samples"}
-"""Public functions whose examples cannot run everywhere."""
 
 
 def blocks_of(text: str) -> list[str]:
@@ -129,19 +127,54 @@ def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
+def commands_of(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the commands of a parser by name."""
+    return {
+        name: command
+        for action in whole._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+    }
+
+
 SHOWN = [words for page in DOCUMENTS for words in commands_in(page.read_text())]
-OFFERED = {
-    name: set(command._option_string_actions)
-    for action in parser()._actions
-    if isinstance(action, argparse._SubParsersAction)
-    for name, command in action.choices.items()
-}
+OFFERED = {name: set(one._option_string_actions) for name, one in commands_of(parser()).items()}
 
 
 @pytest.mark.parametrize("words", [w for w in SHOWN if w[1] in OFFERED], ids=" ".join)
 def test_the_options_of_a_command_in_the_documents_exist(words: list[str]) -> None:
     given = {word for word in words[2:] if word.startswith("--")}
     assert given <= OFFERED[words[1]]
+
+
+RECORDS = sorted((ROOT / "experiments/results").glob("*.md"))
+EXPERIMENTS = commands_of(experiments())
+
+
+def experiments_in(text: str) -> set[str]:
+    """Return the words after `python -m experiments` wherever a document shows them."""
+    shown = re.findall(r"`python\s+-m\s+experiments\s+([^`]+)`", text)
+    shown += re.findall(r"^ {4}python -m experiments (.+?)(?: #.*)?$", text, re.MULTILINE)
+    return {" ".join(words.split()) for words in shown}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RECORDS], ids=name_of)
+def test_the_experiments_that_a_document_names_exist(document: Path) -> None:
+    for shown in experiments_in(document.read_text()):
+        command, *words = shown.split()
+        offered = EXPERIMENTS[command]
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(offered._option_string_actions), shown
+        if words and words[0].islower() and words[0] not in options:
+            (known,) = (a.choices for a in offered._actions if a.choices and not a.option_strings)
+            assert words[0] in known, shown
+
+
+def test_every_record_names_the_command_that_made_it() -> None:
+    assert RECORDS
+    for record in RECORDS:
+        name = record.stem.split("-", 3)[3]
+        assert f"Made by `python -m experiments bench {name}` with entrim" in record.read_text()
 
 
 def test_every_error_and_warning_has_its_line_in_the_troubleshooting_page() -> None:
@@ -197,9 +230,8 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {n: f for n, f in found.items() if callable(f) and not isinstance(f, type)}
 
 
-@pytest.mark.parametrize("module", [entrim, entrim.report, entrim.experiments, entrim.network])
+@pytest.mark.parametrize("module", [entrim, entrim.report, entrim.network])
 def test_every_public_function_has_an_example(module: ModuleType) -> None:
     found = functions_of(module)
     assert found
-    bare = {name for name, function in found.items() if ">>>" not in (function.__doc__ or "")}
-    assert bare <= NEEDS_FILES
+    assert [name for name, function in found.items() if ">>>" not in (function.__doc__ or "")] == []

@@ -1,4 +1,4 @@
-"""The optional extras: the documents and the errors name what there is to install."""
+"""Extras and dependency groups: documents and errors name what there is to install."""
 
 import re
 import tomllib
@@ -8,33 +8,28 @@ import pytest
 
 from tests.test_documents import DOCUMENTS, ROOT, name_of
 
-EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-    "optional-dependencies"
-]
-OURS = {"bench", "dev", "docs"}
-"""Those that work on entrim itself needs."""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+GROUPS: dict[str, list[str]] = PROJECT["dependency-groups"]
 CALL = re.compile(r'MissingExtraError\([^()]*?"([a-z -]+)",\s*"([a-z]+)"\s*\)')
+PACKAGE = re.compile(r'MissingPackageError\([^()]*?"([a-z-]+)"\s*\)')
 
 
-def packages_of(extra: str) -> set[str]:
-    """Return the packages of an extra, those of the extras inside it too."""
-    found = set()
-    for line in EXTRAS[extra]:
-        name, inner = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        found |= {name} if inner is None else set().union(*map(packages_of, inner.split(",")))
-    return found
+def names_of(requirements: list[str]) -> set[str]:
+    """Return the packages that requirements name."""
+    return {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
 
 
 def test_the_quick_start_lists_every_extra_with_what_it_brings() -> None:
     page = (ROOT / "docs/quick-start.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE)
-    assert {extra for extra, _ in rows} == EXTRAS.keys() - OURS
+    assert {extra for extra, _ in rows} == EXTRAS.keys()
     before: set[str] = set()
     for extra, brings in rows:
         named = set(brings.lower().split(", "))
         if "the same" in named:
             named = named - {"the same"} | before
-        assert named == packages_of(extra), extra
+        assert named == names_of(EXTRAS[extra]), extra
         before = named
 
 
@@ -43,11 +38,19 @@ def test_an_install_command_works_in_the_checkout_and_names_an_extra(page: Path)
     for line in re.findall(r"pip install [^\n`]*", page.read_text()):
         (extras,) = re.findall(r'^pip install "\.\[([a-z,]+)\]"', line)
         assert set(extras.split(",")) <= EXTRAS.keys(), line
+        assert set(re.findall(r"--group (\w+)", line)) <= GROUPS.keys(), line
 
 
 def test_errors_name_packages_that_their_extra_brings() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
     calls = CALL.findall(sources)
-    assert len(calls) >= 11
+    assert len(calls) >= 7
     for packages, extra in calls:
-        assert set(packages.split()) <= packages_of(extra), (packages, extra)
+        assert set(packages.split()) <= names_of(EXTRAS[extra]), (packages, extra)
+
+
+def test_errors_of_the_experiments_name_packages_of_their_group() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "experiments").rglob("*.py"))
+    calls = PACKAGE.findall(sources)
+    assert len(calls) >= 4
+    assert set(calls) <= names_of(GROUPS["experiments"])

@@ -42,7 +42,6 @@ PAGES = {
         "reference/spartan",
         "reference/report",
         "reference/exporting",
-        "reference/experiments",
         "reference/errors",
     ],
     "Measured": [
@@ -53,14 +52,14 @@ PAGES = {
         "The paper's tables <reproduce>",
     ],
     "Project": ["../CONTRIBUTING", "../CHANGELOG"],
-    "Records": ["../benchmarks/results/*"],
+    "Records": ["../experiments/results/*"],
 }
 
 project = "entrim"
 author = "The entrim developers"
 version = release = installed("entrim")
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "benchmarks/results/**"]
+include_patterns = ["*.md", "docs/**", "experiments/results/**"]
 exclude_patterns = ["README.md", "docs/site", ".*", "build", "dist", "src", "tests"]
 extensions = [
     "myst_parser",

@@ -23,7 +23,6 @@ WORKS = {
     "export": ("cut", "--torchexport", "cut.pt2", "--force"),
     "report": ("cut",),
     "compare": ("cut", "cut"),
-    "reproduce": ("lenet-conv", "--finished", "--work", "."),
     "completion": ("bash",),
 }
 """Words that lead every command to its end; the demo, which takes long, is run once for all."""
@@ -36,7 +35,6 @@ FAILS = {
     "export": ("gone", "--torchexport", "never.pt2"),
     "report": ("gone",),
     "compare": ("gone",),
-    "reproduce": ("lenet-conv", "--finished", "--work", ".", "--record", "nets.py/record.json"),
 }
 """Words that are understood and refused; `completion` fails only where its package is missing."""
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from entrim.commands.main import main
-from entrim.experiments.panels import Panel, lenet
-from entrim.experiments.studies import STUDIES
-from entrim.experiments.subjects import Subject
-from entrim.experiments.teaching import fresh
-from entrim.experiments.work import NotFinishedError, Work
+from experiments.__main__ import main
+from experiments.models import Subject
+from experiments.paper.panels import Panel, lenet
+from experiments.paper.studies import STUDIES
+from experiments.training import fresh
+from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import toy
 
 

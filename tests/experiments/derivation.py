@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from entrim import Measurement, Plan, measure, trace
-from entrim.experiments import ZOO
-from entrim.experiments.published import Table, layer_of, tables, widths
 from entrim.network import cut
+from experiments.models import ZOO
+from experiments.paper.published import Table, layer_of, tables, widths
 
 KINDS = {
     "conv2d": "conv",

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from entrim.commands.main import main
 from entrim.errors import DataError
-from entrim.experiments import cutting
-from entrim.experiments.reproduce import EXPERIMENTS
-from entrim.experiments.subjects import Subject
-from entrim.experiments.work import Work
+from experiments.__main__ import main
+from experiments.models import Subject
+from experiments.paper import cutting
+from experiments.paper.reproduce import EXPERIMENTS
+from experiments.work import Work
 from tests.experiments.adding import another, drawn, nothing, refused, reproduce
 
 Use = Callable[[Callable[..., Subject]], None]

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from entrim.errors import DataError
-from entrim.experiments import robustness
-from entrim.experiments.earlier import Earlier
-from entrim.experiments.panels import Panel, lenet
-from entrim.experiments.report import NOT_RUN
-from entrim.experiments.reproduce import EXPERIMENTS
-from entrim.experiments.robustness import ROBUSTNESS
-from entrim.experiments.studies import STUDIES
-from entrim.experiments.subjects import Subject
+from experiments.models import Subject
+from experiments.paper import robustness
+from experiments.paper.earlier import Earlier
+from experiments.paper.panels import Panel, lenet
+from experiments.paper.report import NOT_RUN
+from experiments.paper.reproduce import EXPERIMENTS
+from experiments.paper.robustness import ROBUSTNESS
+from experiments.paper.studies import STUDIES
 from tests.experiments.adding import another, drawn, nothing, refused, reproduce, study_of
 
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "reproduce"
+RECORDS = Path(__file__).parents[2] / "experiments" / "results" / "reproduce"
 
 
 def test_a_study_runs_the_networks_that_are_named_and_keeps_the_others(
@@ -84,7 +84,7 @@ def test_attacks_are_added_to_and_never_after_other_epochs(
     def attacked(subject: Callable[..., Subject]) -> None:
         panel = replace(lenet("E2", epochs=1), subject=subject)
         monkeypatch.setattr(
-            "entrim.commands.reproduce.ROBUSTNESS", replace(ROBUSTNESS, panels=(panel,))
+            "experiments.paper.command.ROBUSTNESS", replace(ROBUSTNESS, panels=(panel,))
         )
 
     attacked(drawn)
@@ -111,7 +111,7 @@ def test_a_quick_run_says_so_in_its_record_whatever_it_is_of(
     study_of(monkeypatch, drawn)
     table = replace(EXPERIMENTS["lenet-conv"], subject=drawn)
     monkeypatch.setitem(EXPERIMENTS, "lenet-conv", table)
-    monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", replace(ROBUSTNESS, panels=()))
+    monkeypatch.setattr("experiments.paper.command.ROBUSTNESS", replace(ROBUSTNESS, panels=()))
     for name in ("lenet-conv", "comparison", "robustness"):
         folder = tmp_path / name
         folder.mkdir()
@@ -135,7 +135,7 @@ def test_a_record_of_ours_is_read_and_told_again_without_loss(
         monkeypatch.setitem(STUDIES, name, study)
     else:
         attacks = replace(ROBUSTNESS, panels=untrained(ROBUSTNESS.panels))
-        monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", attacks)
+        monkeypatch.setattr("experiments.paper.command.ROBUSTNESS", attacks)
     shutil.copy(file, tmp_path / "record.json")
     before = json.loads(file.read_text())
     after = reproduce(tmp_path, "--finished", "--epochs", experiment=name)

@@ -9,16 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from entrim.errors import BadSettingError, DataError, MissingExtraError
-from entrim.experiments import (
-    PRETRAINED,
-    Dataset,
-    ResNet20,
-    imagenet_samples,
-    load_cifar10,
-    pretrained,
-)
-from entrim.experiments.datasets import CIFAR10
+from entrim.errors import BadSettingError, DataError
+from experiments.datasets import CIFAR10, Dataset, imagenet_samples, load_cifar10
+from experiments.errors import MissingPackageError
+from experiments.models import PRETRAINED, ResNet20, pretrained
 
 needs_assets = pytest.mark.skipif(
     not os.environ.get("ENTRIM_ASSETS"), reason="ENTRIM_ASSETS names no folder of weights and data"
@@ -32,7 +26,7 @@ def accuracy(name: str, data: Dataset) -> float:
     batches = torch.arange(len(data)).split(100)
     hits = sum(
         int(
-            (model(data[rows].normalised(known.normalisation)).argmax(1) == data.labels[rows]).sum()
+            (model(data[rows].normalized(known.normalization)).argmax(1) == data.labels[rows]).sum()
         )
         for rows in batches
     )
@@ -116,9 +110,9 @@ def test_misuse_names_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         imagenet_samples([3, 1000])
 
 
-def test_samples_without_pillow_name_the_extra(uninstall: Callable[[str], None]) -> None:
+def test_samples_without_pillow_name_the_group(uninstall: Callable[[str], None]) -> None:
     uninstall("PIL")
-    with pytest.raises(MissingExtraError, match=r'pillow: pip .*"\.\[experiments\]"'):
+    with pytest.raises(MissingPackageError, match=r"pillow: pip .*--group experiments"):
         imagenet_samples()
 
 

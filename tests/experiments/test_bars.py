@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from entrim.experiments.bars import verdicts
-from entrim.experiments.cutting import Measured
-from entrim.experiments.report import NOT_RUN
-from entrim.experiments.rows import rows_of
+from experiments.paper.bars import verdicts
+from experiments.paper.cutting import Measured
+from experiments.paper.report import NOT_RUN
+from experiments.paper.rows import rows_of
 
 BASELINE = 99.0
 BARS = {"lenet-conv": 7, "lenet-full": 2}

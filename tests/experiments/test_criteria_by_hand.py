@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from entrim.experiments import Dataset, Normalisation
-from entrim.experiments.criteria import CRITERIA
-from entrim.experiments.subjects import Subject
-from entrim.experiments.work import Work
+from experiments.datasets import Dataset
+from experiments.models import Subject
+from experiments.normalization import Normalization
+from experiments.paper.criteria import CRITERIA
+from experiments.work import Work
 from tests.experiments.toys import toy
 
 FILTERS = torch.tensor([[1.0, 2.0], [3.0, -2.0], [0.0, 4.0]])
@@ -42,7 +43,7 @@ def three() -> Subject:
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 1, 1, 2), dtype=torch.uint8, generator=g)
     lesson = Dataset(images, torch.randint(2, (150,), generator=g))
-    how = Normalisation((0.5,), (0.5,))
+    how = Normalization((0.5,), (0.5,))
     return replace(toy(Work(Path("unused"))), model=net.eval(), how=how, lesson=lesson)
 
 

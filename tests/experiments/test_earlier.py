@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entrim.experiments.earlier import Earlier, Point
+from experiments.paper.earlier import Earlier, Point
 
 NAMES = ("row", "way", "seed")
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from entrim.experiments.published import Cell
-from entrim.experiments.report import NOT_RUN, Line
-from entrim.experiments.rows import rows_of
+from experiments.paper.published import Cell
+from experiments.paper.report import NOT_RUN, Line
+from experiments.paper.rows import rows_of
 
 
 def test_seeds_are_shown_as_mean_and_spread() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from entrim.budget import Budget
-from entrim.experiments import cutting
-from entrim.experiments.cutting import cut_row, options_of
-from entrim.experiments.panels import within
-from entrim.experiments.rows import Row, rows_of
-from entrim.experiments.subjects import Subject
-from entrim.experiments.work import Work
+from experiments.models import Subject
+from experiments.paper import cutting
+from experiments.paper.cutting import cut_row, options_of
+from experiments.paper.panels import within
+from experiments.paper.rows import Row, rows_of
+from experiments.work import Work
 from tests.experiments.toys import toy
 
 ROWS = {row.name: row for experiment in ("lenet-conv", "lenet-full") for row in rows_of(experiment)}

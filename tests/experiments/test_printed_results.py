@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from entrim.experiments.cutting import WAYS
-from entrim.experiments.published import Cell
-from entrim.experiments.report import Line
+from experiments.paper.cutting import WAYS
+from experiments.paper.published import Cell
+from experiments.paper.report import Line
 
 _ROOT = Path(__file__).parents[2]
-_RECORDS = _ROOT / "benchmarks" / "results" / "reproduce"
+_RECORDS = _ROOT / "experiments" / "results" / "reproduce"
 
 
 def _cells(line: str) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from entrim.errors import BadSettingError
-from entrim.experiments import ZOO
-from entrim.experiments.published import Cell, Disagreement, Table, disagreements, tables, widths
+from experiments.models import ZOO
+from experiments.paper.published import Cell, Disagreement, Table, disagreements, tables, widths
 from tests.experiments.derivation import derive, graph_of
 
 MACS_WITHIN = 0.01

@@ -2,14 +2,14 @@
 
 import pytest
 
-from entrim.experiments.teaching import (
+from entrim.recipes import Recipe
+from experiments.training import (
     cifar_fine_tuning,
     cifar_growing,
     cifar_training,
     lenet_fine_tuning,
     lenet_training,
 )
-from entrim.recipes import Recipe
 
 
 def adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> Recipe:

@@ -1,4 +1,4 @@
-"""`entrim reproduce`: published beside ours, nothing done twice, nothing claimed unrun."""
+"""`python -m experiments reproduce`: published beside ours, nothing run twice."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from entrim.commands.main import main
 from entrim.errors import BadSettingError, SaveError
-from entrim.experiments import ZOO
-from entrim.experiments.bars import verdicts
-from entrim.experiments.cutting import Lessons, Measured, size_at
-from entrim.experiments.published import tables
-from entrim.experiments.report import NOT_RUN, Report
-from entrim.experiments.reproduce import EXPERIMENTS, Options
-from entrim.experiments.rows import rows_of
-from entrim.experiments.studies import STUDIES
-from entrim.experiments.teaching import cifar_training
-from entrim.experiments.work import NotFinishedError, Work
 from entrim.network import trace
 from entrim.records import Step
+from experiments.__main__ import main
+from experiments.models import ZOO
+from experiments.paper.bars import verdicts
+from experiments.paper.cutting import Lessons, Measured, size_at
+from experiments.paper.published import tables
+from experiments.paper.report import NOT_RUN, Report
+from experiments.paper.reproduce import EXPERIMENTS, Options
+from experiments.paper.rows import rows_of
+from experiments.paper.studies import STUDIES
+from experiments.training import cifar_training
+from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import toy
 
 
@@ -238,13 +238,14 @@ def test_what_is_missing_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None
     told = ["vgg16-full", "--finished", "--work", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if k != "ENTRIM_ASSETS"}
     run = subprocess.run(
-        [sys.executable, "-m", "entrim", "reproduce", *told],
+        [sys.executable, "-m", "experiments", "reproduce", *told],
         capture_output=True,
         text=True,
         env=environment,
+        cwd=Path(__file__).parents[2],
     )
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr.startswith("entrim: ")
+    assert run.stderr.startswith("experiments: ")
     assert "ENTRIM_ASSETS" in run.stderr
     assert run.stderr.count("\n") == 1
 
@@ -287,7 +288,7 @@ def test_other_epochs_replace_what_a_row_has_and_add_nothing(
         asked.append((set(tuned), set(scratch)))
         return Measured(row=row.name, way=way, seed=0)
 
-    monkeypatch.setattr("entrim.experiments.reproduce.measure_row", look)
+    monkeypatch.setattr("experiments.paper.reproduce.measure_row", look)
     replace(EXPERIMENTS[experiment], subject=toy).run(Work(tmp_path), told)
     assert asked
     assert all(one == kinds for one in asked)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from entrim.experiments.published import Cell
-from entrim.experiments.reproduce import EXPERIMENTS
-from entrim.experiments.rows import Row, rows_of
+from experiments.paper.published import Cell
+from experiments.paper.reproduce import EXPERIMENTS
+from experiments.paper.rows import Row, rows_of
 
 VGG = (0, 3, 7, 10, 14, 17, 20, 24, 27, 30, 34, 37, 40)
 """Where conv0 to conv12 stand in `features`."""

@@ -1,5 +1,6 @@
 """The stages of a row: each kept under what it depends on, and each starting where it says."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,21 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from entrim import files
-from entrim.checkpoints import fingerprint
-from entrim.experiments import robustness
-from entrim.experiments.criteria import Ranking
-from entrim.experiments.cutting import Lessons, cut_row, measure_row, told_of
-from entrim.experiments.reproduce import Options
-from entrim.experiments.robustness import ROBUSTNESS
-from entrim.experiments.rows import rows_of
-from entrim.experiments.subjects import Subject
-from entrim.experiments.teaching import SHIFTED_AND_FLIPPED, fresh
-from entrim.experiments.work import Work
-from entrim.network.eager import copy_without_hooks
-from entrim.network.form import values_of
+import entrim
+from entrim import Step
 from entrim.recipes import Recipe, Task
-from entrim.records import Step
+from experiments.models import Subject
+from experiments.paper import robustness
+from experiments.paper.criteria import Ranking
+from experiments.paper.cutting import Lessons, cut_row, measure_row, told_of
+from experiments.paper.reproduce import Options
+from experiments.paper.robustness import ROBUSTNESS
+from experiments.paper.rows import rows_of
+from experiments.storage import fingerprint_of
+from experiments.training import SHIFTED_AND_FLIPPED, fresh
+from experiments.work import Work
 from tests.experiments.test_studies import on_toys
 from tests.experiments.toys import toy
 
@@ -45,7 +44,7 @@ STAGES: dict[str, Callable[[Work, Subject], object]] = {
 
 def nudged(model: nn.Module) -> nn.Module:
     """Return a copy in which one weight is a little larger."""
-    other = copy_without_hooks(model)
+    other = copy.deepcopy(model)
     with torch.no_grad():
         other.get_parameter("fc3.bias")[0] += 1e-6
     return other
@@ -114,7 +113,7 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, nn.Module]]:
 
     def trained(_: Work, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
         seen.append((recipe, model))
-        learned = copy_without_hooks(model)
+        learned = copy.deepcopy(model)
         with torch.no_grad():
             for parameter in learned.parameters():
                 parameter.fill_(7)
@@ -130,7 +129,7 @@ def test_fine_tuning_starts_at_the_cut_and_scratch_at_new_weights_of_its_widths(
     subject = replace(toy(Work(tmp_path)), seed=3)
     measure_row(Work(tmp_path), subject, ROW, "widths", (1,), (2,))
     (place,) = tmp_path.glob("LeNet*/")
-    cut = files.load(subject.model, place)
+    cut = entrim.load(subject.model, place)
     assert cut.get_parameter("conv1.weight").shape == (8, 6, 5, 5)
     (tuning, tuned), (training, new) = lessons
     assert tuning == subject.fine_tuning(1, 3)
@@ -140,7 +139,7 @@ def test_fine_tuning_starts_at_the_cut_and_scratch_at_new_weights_of_its_widths(
 
 
 def weights(model: nn.Module) -> str:
-    return fingerprint(values_of(model).values())
+    return fingerprint_of(model)
 
 
 def test_every_network_is_attacked_in_its_own_column(

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrim import files
-from entrim.commands.main import main
-from entrim.experiments import robustness
-from entrim.experiments.criteria import CRITERIA, NoCriterionError
-from entrim.experiments.normalisation import Normalisation
-from entrim.experiments.panels import Panel, lenet
-from entrim.experiments.published import tables
-from entrim.experiments.report import NOT_RUN
-from entrim.experiments.reproduce import Options
-from entrim.experiments.robustness import ROBUSTNESS, FromPixels, right_under
-from entrim.experiments.rows import halved
-from entrim.experiments.studies import STUDIES, Study
-from entrim.experiments.work import NotFinishedError, Work
+import entrim
 from entrim.network import trace
 from entrim.records import Step
+from experiments.__main__ import main
+from experiments.normalization import Normalization
+from experiments.paper import robustness
+from experiments.paper.criteria import CRITERIA, NoCriterionError
+from experiments.paper.panels import Panel, lenet
+from experiments.paper.published import tables
+from experiments.paper.report import NOT_RUN
+from experiments.paper.reproduce import Options
+from experiments.paper.robustness import ROBUSTNESS, FromPixels, right_under
+from experiments.paper.rows import halved
+from experiments.paper.studies import STUDIES, Study
+from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import pictures, toy
 
 
@@ -71,7 +71,7 @@ def test_old_weights_stay_and_are_fine_tuned_alike(tmp_path: Path) -> None:
     kept = subject.model.get_parameter("conv1.weight").abs().flatten(1).sum(1).topk(4).indices
     (place,) = (p for p in tmp_path.iterdir() if p.is_dir() and "old-weights" in p.name)
     assert torch.equal(
-        files.load(subject.model, place).get_parameter("conv1.weight"),
+        entrim.load(subject.model, place).get_parameter("conv1.weight"),
         subject.model.get_parameter("conv1.weight")[kept.sort().values],
     )
     assert [line.quantity for line in report.lines[:3]] == [
@@ -88,7 +88,7 @@ def test_another_number_of_images_is_another_cut(tmp_path: Path) -> None:
     few = study("images", ["25 images", "50 images"], on_toys("E1"))
     assert len(few.run(Work(tmp_path), Options()).measured) == 2
     first, second = (
-        files.load(toy(Work(tmp_path)).model, place).get_parameter("fc1.weight")
+        entrim.load(toy(Work(tmp_path)).model, place).get_parameter("fc1.weight")
         for place in tmp_path.glob("LeNet*images_*/")
     )
     assert not torch.equal(first, second)
@@ -125,7 +125,7 @@ def test_the_batchnorm_scale_is_that_of_the_next_batchnorm(tmp_path: Path) -> No
 
 
 def test_the_halved_row_names_groups_of_one_maker_and_one_reader() -> None:
-    from entrim.experiments import ZOO
+    from experiments.models import ZOO
 
     row = halved("ResNet-20")
     graph = trace(ZOO["ResNet-20"].model(), ZOO["ResNet-20"].images(2))
@@ -148,7 +148,7 @@ def test_an_attack_moves_every_pixel_by_its_strength_and_no_further(attack: str)
     level = torch.rand(40, generator=g)
     images = (255 * level).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 6, 6).contiguous()
     data = replace(pictures(40, 0), images=images, labels=(level > 0.5).long())
-    plain = Normalisation((0.0,), (1.0,))
+    plain = Normalization((0.0,), (1.0,))
     for strength in (0.0, 0.1, 0.3):
         far = (images[:, 0, 0, 0] / 255 - 0.5).abs() > strength
         wanted = 100 * float(far.float().mean())
@@ -156,12 +156,12 @@ def test_an_attack_moves_every_pixel_by_its_strength_and_no_further(attack: str)
         assert found == pytest.approx(wanted, abs=2.6)
 
 
-def test_pixels_are_normalised_as_the_network_wants_them() -> None:
+def test_pixels_are_normalized_as_the_network_wants_them() -> None:
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8, generator=g)
     for how in (
-        Normalisation((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
-        Normalisation((100.0, 110.0, 120.0), (1.0, 1.0, 1.0), scale=1.0, bgr=True),
+        Normalization((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
+        Normalization((100.0, 110.0, 120.0), (1.0, 1.0, 1.0), scale=1.0, bgr=True),
     ):
         found = FromPixels(nn.Identity(), how)(images / 255)
         torch.testing.assert_close(found, how(images), rtol=1e-5, atol=1e-4)
@@ -198,7 +198,7 @@ def test_robustness_is_a_table_by_attack_and_network(
     steps: list[Step] = []
     again = toys.run(Work(tmp_path, steps.append, only_finished=True), Options())
     assert (steps, again.lines) == ([], report.lines)
-    monkeypatch.setattr("entrim.commands.reproduce.ROBUSTNESS", toys)
+    monkeypatch.setattr("experiments.paper.command.ROBUSTNESS", toys)
     assert main(["reproduce", "robustness", "--finished", "--work", str(tmp_path)]) == 0
     assert "FGSM, 0.1000" in capsys.readouterr().out
 

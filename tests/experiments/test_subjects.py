@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrim.experiments import Dataset, subjects
-from entrim.experiments.subjects import Subject
-from entrim.experiments.teaching import cifar_growing, lenet_training
-from entrim.experiments.work import Work
 from entrim.recipes import Recipe, Task
+from experiments import models
+from experiments.datasets import Dataset
+from experiments.models import Subject
+from experiments.training import cifar_growing, lenet_training
+from experiments.work import Work
 from tests.experiments.toys import toy
 
 TEST = 100_000
@@ -40,9 +41,9 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Recipe]]:
         return model
 
     monkeypatch.setattr(Work, "trained", trained)
-    monkeypatch.setattr(subjects, "load_mnist", numbered(60_000))
-    monkeypatch.setattr(subjects, "load_cifar10", numbered(50_000))
-    monkeypatch.setattr(subjects, "pretrained", lambda name: nn.Identity())
+    monkeypatch.setattr(models, "load_mnist", numbered(60_000))
+    monkeypatch.setattr(models, "load_cifar10", numbered(50_000))
+    monkeypatch.setattr(models, "pretrained", lambda name: nn.Identity())
     return seen
 
 
@@ -60,7 +61,7 @@ def shown(subject: Subject) -> list[range]:
 def test_lenet_learns_from_50000_images_and_watches_the_other_10000(
     taught: list[tuple[int, Recipe]], tmp_path: Path
 ) -> None:
-    lenet = subjects.lenet(Work(tmp_path), 3)
+    lenet = models.lenet(Work(tmp_path), 3)
     assert shown(lenet) == [range(50_000), range(50_000, 60_000), range(TEST, TEST + 10_000)]
     assert taught == [(50_000, lenet_training(20, 3))]
     assert (lenet.network, lenet.seed, lenet.model.training) == ("LeNet", 3, False)
@@ -69,7 +70,7 @@ def test_lenet_learns_from_50000_images_and_watches_the_other_10000(
 def test_a_quick_lenet_is_tested_on_test_images(
     taught: list[tuple[int, Recipe]], tmp_path: Path
 ) -> None:
-    quick = subjects.lenet(Work(tmp_path), 3, quick=True)
+    quick = models.lenet(Work(tmp_path), 3, quick=True)
     assert shown(quick) == [range(2000), range(50_000, 51_000), range(TEST, TEST + 1000)]
     assert taught == [(2000, lenet_training(6, 3))]
 
@@ -78,7 +79,7 @@ def test_the_weights_that_lenet_starts_with_follow_from_the_seed(
     taught: list[tuple[int, Recipe]], tmp_path: Path
 ) -> None:
     one, same, other = (
-        subjects.lenet(Work(tmp_path), seed).model.get_parameter("fc1.weight") for seed in (3, 3, 4)
+        models.lenet(Work(tmp_path), seed).model.get_parameter("fc1.weight") for seed in (3, 3, 4)
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -87,10 +88,10 @@ def test_the_weights_that_lenet_starts_with_follow_from_the_seed(
 @pytest.mark.parametrize(
     ("subject", "network"),
     [
-        (subjects.vgg16, "VGG-16"),
-        (subjects.resnet20, "ResNet-20"),
-        (subjects.resnet56, "ResNet-56"),
-        (subjects.resnet18, "ResNet18"),
+        (models.vgg16, "VGG-16"),
+        (models.resnet20, "ResNet-20"),
+        (models.resnet56, "ResNet-56"),
+        (models.resnet18, "ResNet18"),
     ],
 )
 def test_the_cifar_networks_are_tested_on_test_images_also_when_quick(

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from entrim.commands.main import main
-from entrim.experiments import reproduce
-from entrim.experiments.cutting import Measured
-from entrim.experiments.published import Cell
-from entrim.experiments.report import Line, Report
-from entrim.experiments.reproduce import EXPERIMENTS, Options
-from entrim.experiments.robustness import ROBUSTNESS
-from entrim.experiments.rows import Row
-from entrim.experiments.studies import STUDIES
-from entrim.experiments.subjects import Subject
-from entrim.experiments.work import Work
+from experiments.__main__ import main
+from experiments.models import Subject
+from experiments.paper import reproduce
+from experiments.paper.cutting import Measured
+from experiments.paper.published import Cell
+from experiments.paper.report import Line, Report
+from experiments.paper.reproduce import EXPERIMENTS, Options
+from experiments.paper.robustness import ROBUSTNESS
+from experiments.paper.rows import Row
+from experiments.paper.studies import STUDIES
+from experiments.work import Work
 from tests.experiments.toys import toy
 
 BASELINES = {0: 99.0, 1: 90.0}

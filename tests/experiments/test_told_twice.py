@@ -2,8 +2,8 @@
 
 import pytest
 
-from entrim.experiments.published import Cell, tables
-from entrim.experiments.rows import rows_of
+from experiments.paper.published import Cell, tables
+from experiments.paper.rows import rows_of
 
 Place = tuple[str, str, str]
 ALL, OURS = "conv_all+fc", "ours (scratch)"

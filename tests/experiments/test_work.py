@@ -11,13 +11,13 @@ from torch import nn
 
 from entrim import atomic
 from entrim.errors import SaveError
-from entrim.experiments.cutting import cut_row, options_of
-from entrim.experiments.datasets import FetchEvent
-from entrim.experiments.rows import rows_of
-from entrim.experiments.subjects import lenet
-from entrim.experiments.turns import faster
-from entrim.experiments.work import NotFinishedError, Work
 from entrim.records import Step
+from experiments.datasets import FetchEvent
+from experiments.models import lenet
+from experiments.paper.cutting import cut_row, options_of
+from experiments.paper.rows import rows_of
+from experiments.paper.turns import faster
+from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import pictures, toy
 
 
@@ -132,8 +132,8 @@ def test_a_dataset_on_its_way_is_shown(tmp_path: Path, monkeypatch: pytest.Monke
         on_step(FetchEvent(dataset="mnist", source="somewhere", note="fetching", done=5, total=20))
         return pictures(60, 0)
 
-    monkeypatch.setattr("entrim.experiments.subjects.load_mnist", load)
-    monkeypatch.setattr("entrim.experiments.subjects._LENET_LESSON", 50)
+    monkeypatch.setattr("experiments.models.load_mnist", load)
+    monkeypatch.setattr("experiments.models._LENET_LESSON", 50)
     steps: list[Step] = []
     with pytest.raises(NotFinishedError):
         lenet(Work(tmp_path, steps.append, only_finished=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from entrim import measure
-from entrim.experiments import ZOO
+from experiments.models import ZOO
 
 MACS = {
     "LeNet": 416_520,

@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from entrim.experiments import decoding
-from entrim.experiments.datasets import Collection, FetchEvent, Source
-from entrim.experiments.sources import Download, Installed
+from experiments import datasets
+from experiments.datasets import Collection, Download, FetchEvent, Installed, Source
 
 COUNTS = {"train": 3, "test": 2}
 RNG = np.random.default_rng(0)
 LABELS = {part: RNG.integers(0, 10, n).astype(np.uint8) for part, n in COUNTS.items()}
 PIXELS = {part: RNG.integers(0, 256, (n, 1, 2, 5), np.uint8) for part, n in COUNTS.items()}
 NAMES = tuple(f"{p}-{k}-ubyte" for p in ("train", "t10k") for k in ("labels-idx1", "images-idx3"))
-NOWHERE = Source(Download("http://127.0.0.1:9/", NAMES), decoding.idx)
+NOWHERE = Source(Download("http://127.0.0.1:9/", NAMES), datasets.decode_idx)
 """A port on which nobody listens."""
 
 
@@ -32,7 +31,7 @@ def tiny(*sources: Source) -> Collection:
 
 
 def installed(files: Path) -> Source:
-    return Source(Installed(str(files), "dataset-tiny"), decoding.idx)
+    return Source(Installed(str(files), "dataset-tiny"), datasets.decode_idx)
 
 
 def check(dataset: Collection, on_step: Callable[[FetchEvent], None] | None = None) -> None:

@@ -2,9 +2,10 @@
 
 import torch
 
-from entrim.experiments import ZOO, Dataset, normalisation, teaching
-from entrim.experiments.subjects import Subject
-from entrim.experiments.work import Work
+from experiments import normalization, training
+from experiments.datasets import Dataset
+from experiments.models import ZOO, Subject
+from experiments.work import Work
 
 
 def pictures(count: int, seed: int) -> Dataset:
@@ -23,12 +24,12 @@ def toy(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
         network="LeNet",
         seed=seed,
         model=ZOO["LeNet"].model(),
-        how=normalisation.MNIST,
+        how=normalization.MNIST,
         lesson=pictures(520, 1),
         watched=pictures(20, 2),
         test=pictures(50, 3),
-        augment=teaching.STILL,
-        training=teaching.lenet_training,
-        fine_tuning=teaching.lenet_fine_tuning,
+        augment=training.STILL,
+        training=training.lenet_training,
+        fine_tuning=training.lenet_fine_tuning,
         origin="never trained",
     )

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from entrim import Latency, Measurement, measure
 from entrim.errors import BadSettingError
-from entrim.experiments import LeNet
+from experiments.models import LeNet
 from tests.network.kinds import Net, conv
 
 

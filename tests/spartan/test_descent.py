@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import entrim
-from benchmarks.piecewise import piecewise
 from entrim.spartan import SPARTAnRegressor
 from entrim.spartan.descent import Outcome, Point, Problem, descend
 from entrim.spartan.regression import Regression
 from entrim.spartan.search import search, solo_scores, varying
+from experiments.benchmarks.piecewise import piecewise
 from tests.layers import layer_rows
 from tests.spartan.problems import loss, problem, problems, start
 

@@ -18,9 +18,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from benchmarks.piecewise import TRUE, piecewise
 from entrim.errors import BadRowsError, BadSettingError
 from entrim.spartan import SPARTAnRegressor, SPARTAnSelector, eSPAClassifier
+from experiments.benchmarks.piecewise import TRUE, piecewise
 
 
 @parametrize_with_checks(

@@ -21,7 +21,6 @@ from entrim.commands import (
     export,
     inspect,
     report,
-    reproduce,
     search,
     sparsify,
 )
@@ -31,7 +30,7 @@ from entrim.commands.wording import in_options, sentence_of
 from entrim.errors import CommandError, EntrimError
 
 COMMANDS = (
-    demo, inspect, sparsify, search, distill, export, report, compare, reproduce, completion
+    demo, inspect, sparsify, search, distill, export, report, compare, completion
 )  # fmt: skip
 _EPILOG = """\
 Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.

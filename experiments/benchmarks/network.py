@@ -1,0 +1,211 @@
+"""What following and cutting channels costs, and what a half cut saves."""
+
+import copy
+import math
+import statistics
+import warnings
+from dataclasses import dataclass
+
+import torch
+import torch_pruning as tp
+from torch import Tensor, nn
+
+import entrim
+from entrim.network import Cut, cut
+from entrim.network.surgery import sliced
+from experiments.benchmarks.record import table, timed, verdict, write
+from experiments.models import ZOO, Entry
+
+REPEATS = 3
+ROUNDS, PASSES = 7, 6
+"""Latency before and after is measured in turns: a busy machine then slows both alike."""
+BATCHES = {"ResNet-50": (1, 8)}
+"""Images at once when latency is measured, where they are not 1 and 32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """A network of the zoo, cut in half, and the seconds that this took."""
+
+    name: str
+    entry: Entry
+    model: nn.Module
+    graph: entrim.ChannelGraph
+    result: Cut
+    trace: float
+    cut: float
+    slices: float
+    """The cut without its proof."""
+
+    @classmethod
+    def of(cls, name: str) -> "Case":
+        """Return the case called `name`, every second unit of every group removed."""
+        model, images = ZOO[name].model(), ZOO[name].images(2)
+        graph, trace = timed(lambda: entrim.trace(model, images), REPEATS)
+        plan = entrim.Plan({group.name: range(0, group.channels, 2) for group in graph.groups})
+        result, seconds = timed(lambda: cut(model, plan, images, graph=graph), REPEATS)
+        _, slices = timed(lambda: sliced(model, graph, plan.kept), REPEATS)
+        return cls(name, ZOO[name], model, graph, result, trace, seconds, slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """torch-pruning on the same network and the same half cut."""
+
+    build: float
+    prune: float
+    answer: str
+    """What its smaller network computes, beside the one that was proven."""
+
+    @classmethod
+    def of(cls, case: Case) -> "Theirs":
+        """Return its seconds, each time on a fresh copy, and what came of it."""
+        images = case.entry.images(2)
+        copies = [copy.deepcopy(case.model) for _ in range(REPEATS)]
+        built: list[tuple[nn.Module, tp.DependencyGraph]] = []
+        _, build = timed(lambda: built.append(_dependencies(copies.pop(), images)), REPEATS)
+        try:
+            small, prune = timed(lambda: _halved(*built.pop(), case.graph), REPEATS)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            return cls(build, math.nan, f"cannot cut it: {_brief(error)}")
+        return cls(build, prune, _answer(small, case.result.model, images))
+
+
+def _dependencies(model: nn.Module, images: Tensor) -> tuple[nn.Module, tp.DependencyGraph]:
+    return model, tp.DependencyGraph().build_dependency(model, example_inputs=images)
+
+
+def _halved(
+    model: nn.Module, dependencies: tp.DependencyGraph, graph: entrim.ChannelGraph
+) -> nn.Module:
+    for group in graph.groups:
+        layer = model.get_submodule(group.layers[0])
+        linear = isinstance(layer, nn.Linear)
+        prune = tp.prune_linear_out_channels if linear else tp.prune_conv_out_channels
+        gone = list(range(1, group.channels, 2))
+        dependencies.get_pruning_group(layer, prune, idxs=gone).prune()
+    return model
+
+
+@torch.no_grad()
+def _answer(theirs: nn.Module, ours: nn.Module, images: Tensor) -> str:
+    wanted = ours(images)
+    try:
+        apart = float((theirs(images) - wanted).abs().max() / wanted.abs().max())
+    except RuntimeError as error:
+        return f"does not run: {_brief(error)}"
+    return "the same" if apart < 1e-4 else f"WRONG by {apart:.1e}"
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def tracing_and_cutting(cases: list[Case]) -> str:
+    """Return the seconds of following and cutting, beside torch-pruning on the same cut."""
+    theirs = [Theirs.of(case) for case in cases]
+    rows = [
+        (
+            case.name,
+            len(case.graph.groups),
+            case.trace,
+            other.build,
+            case.trace / other.build,
+            case.cut,
+            case.slices,
+            other.prune,
+            max(case.result.proof.sliced, case.result.proof.final),
+            other.answer,
+        )
+        for case, other in zip(cases, theirs, strict=True)
+    ]
+    header = (
+        *("network", "groups", "trace, s", "torch-pruning builds, s", "ratio"),
+        *("cut and proof, s", "cut alone, s", "torch-pruning prunes, s"),
+        *("proven to", "outputs of torch-pruning"),
+    )
+    proven = all(case.result.proof.final <= case.result.proof.tolerance for case in cases)
+    same = sum(other.answer == "the same" for other in theirs)
+    return "\n\n".join(
+        [
+            "## Following and cutting\n\nEvery second unit of every group goes. Our trace exports "
+            "the network, cuts it for trial and compares in double precision; our cut makes a new "
+            "network and proves it twice. torch-pruning cuts in place and proves nothing. Two "
+            f"images, median of {REPEATS}, after one run for warm-up.",
+            table(header, rows),
+            verdict("every cut is proven within its tolerance", proven),
+            f"- torch-pruning computes the same on {same} of {len(cases)} networks",
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """The cost of one network before and after its cut, at one batch."""
+
+    name: str
+    batch: int
+    rounds: list[tuple[entrim.Measurement, entrim.Measurement]]
+
+    @classmethod
+    def of(cls, case: Case, batch: int) -> "Saving":
+        """Return the saving on `batch` images, measured in turns."""
+        images = case.entry.images(batch)
+
+        def cost(net: nn.Module) -> entrim.Measurement:
+            return entrim.measure(net, images, repeats=PASSES, threads=1)
+
+        turns = [(cost(case.model), cost(case.result.model)) for _ in range(ROUNDS)]
+        return cls(case.name, batch, turns)
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times faster, round by round, the slowest round first."""
+        return sorted(big.latency.median / small.latency.median for big, small in self.rounds)
+
+    def row(self) -> tuple[object, ...]:
+        """Return the row of the table."""
+        big, small = self.rounds[0]
+        before, after = (
+            1e3 * statistics.median(turn[side].latency.median for turn in self.rounds)
+            for side in (0, 1)
+        )
+        low, high = self.ratios[0], self.ratios[-1]
+        return (
+            *(self.name, f"{big.params:,}", f"{small.params:,}", big.params / small.params),
+            *(f"{big.macs:,}", f"{small.macs:,}", big.macs / small.macs),
+            *(self.batch, before, after, statistics.median(self.ratios), f"{low:.2f}-{high:.2f}"),
+        )
+
+
+def saving(cases: list[Case]) -> str:
+    """Return parameters, MACs and measured latency before and after the half cut."""
+    savings = [
+        Saving.of(case, batch) for case in cases for batch in BATCHES.get(case.name, (1, 32))
+    ]
+    header = (
+        *("network", "parameters", "after", "fewer", "MACs", "after", "fewer"),
+        *("batch", "ms", "after", "faster", "range"),
+    )
+    faster = all(statistics.median(item.ratios) > 1 for item in savings)
+    return "\n\n".join(
+        [
+            "## What a uniform half cut saves\n\nMACs are of one image. Before and after are "
+            f"measured in turns on one thread, {ROUNDS} rounds of {PASSES} passes; ms are medians, "
+            "fewer and faster are ratios, before to after; the range of faster is over the rounds.",
+            table(header, [item.row() for item in savings]),
+            verdict("the half cut is faster on every network at every batch", faster),
+        ]
+    )
+
+
+def main() -> None:
+    """Measure, print each section as it comes, write all of them."""
+    warnings.simplefilter("ignore")
+    Theirs.of(Case.of("LeNet"))
+    cases = [Case.of(name) for name in ZOO]
+    sections = []
+    for measured in (tracing_and_cutting, saving):
+        sections.append(measured(cases))
+        print(sections[-1], end="\n\n", flush=True)
+    print(write("Network", "python -m experiments bench network", sections))

@@ -1,0 +1,1 @@
+"""The paper's tables: as printed, run again, and the studies beside them."""

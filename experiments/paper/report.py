@@ -1,0 +1,118 @@
+"""Published beside ours: tables of both with their difference, as Markdown and as JSON."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from experiments.paper.earlier import FORMAT
+from experiments.paper.published import Cell
+from experiments.paper.rows import EMPTY
+from experiments.work import made_with
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One quantity of one row: what the paper prints, and what each way gave, seed by seed."""
+
+    row: str
+    quantity: str
+    paper: Cell = EMPTY
+    arithmetic: Cell = EMPTY
+    """What the paper must mean where it contradicts itself: ours is held against this instead."""
+    ours: Mapping[str, Sequence[float | str]]
+    """By way; an empty sequence was not run."""
+    elsewhere: bool = False
+    """Whether it is printed of a network that is not here: nothing of ours could be run."""
+    decimals: int = 2
+    seeds: int = 1
+    """How many the whole table has."""
+
+    def cells(self) -> list[str]:
+        """Return the line of the table: the paper's cell, then ours and the difference by way."""
+        paper = self.paper.printed or "-"
+        if self.arithmetic.printed:
+            paper += f", must be {self.arithmetic.printed}"
+        cells = [self.row, self.quantity, paper]
+        for values in self.ours.values():
+            cells += ["-", ""] if self.elsewhere else [self._shown(values), self._off(values)]
+        return cells
+
+    def _shown(self, values: Sequence[float | str]) -> str:
+        if not values:
+            return NOT_RUN
+        numbers = [value for value in values if not isinstance(value, str)]
+        if not numbers:
+            alike = len(set(values)) == 1
+            return str(values[0]) if alike else "; ".join(map(str, values))
+        text = f"{statistics.mean(numbers):,.{self.decimals}f}"
+        if len(numbers) > 1:
+            text += f" ± {statistics.stdev(numbers):,.{self.decimals}f}"
+        most = max(self.seeds, *(len(others) for others in self.ours.values()))
+        return text if len(numbers) == most else f"{text} ({len(numbers)} of {most} seeds)"
+
+    def _off(self, values: Sequence[float | str]) -> str:
+        """Return the difference from the paper, to the digits that it prints."""
+        numbers = [value for value in values if not isinstance(value, str)]
+        paper = self.arithmetic if self.arithmetic.printed else self.paper
+        if not numbers or paper.value is None:
+            return ""
+        return f"{paper.rounded(statistics.mean(numbers)) - paper.value:+z,.{self.decimals}f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one command prints, and what its JSON record holds."""
+
+    experiment: str
+    title: str
+    columns: tuple[str, ...]
+    """The ways, as they are called in the header."""
+    lines: tuple[Line, ...]
+    verdicts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the reader must know: shrunk epochs, seeds, where the weights come from."""
+    measured: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """Every point, seed by seed."""
+    quick: bool = False
+    """Whether images and epochs were shrunk: no results."""
+
+    def markdown(self) -> str:
+        """Return the table with its notes."""
+        header = ["row", "quantity", "paper"]
+        for column in self.columns:
+            header += [column, "difference"]
+        parts = [f"## {self.experiment}: {self.title}"]
+        parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
+        parts.append(table(header, [line.cells() for line in self.lines]))
+        parts += ["\n".join(f"- {verdict}" for verdict in self.verdicts)] if self.verdicts else []
+        return "\n\n".join(parts) + "\n"
+
+    def to_json(self) -> str:
+        """Return the record: every figure, the seeds, and what it was made and printed with."""
+        return json.dumps(
+            {"format": FORMAT, "printed with": made_with(), **asdict(self)},
+            indent=1,
+            sort_keys=True,
+        )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns stand below one another in plain text too.
+
+    >>> print(table(["row", "paper"], [["E1", "98.49%"]]))
+    | row | paper  |
+    |-----|--------|
+    | E1  | 98.49% |
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        return "| " + " | ".join(padded) + " |"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([line(header), rule, *map(line, rows)])

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs fuzz format reproduce bench wheel
+.PHONY: help demo test quick check docs fuzz format reproduce bench wheel
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -20,6 +20,12 @@ demo: $(READY) ## train a small CNN on embedded digits, cut it without labels, p
 
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+QUICK := tests/regression tests/solver tests/spartan/test_steps.py tests/spartan/test_descent.py \
+  tests/test_moments.py tests/test_budget.py tests/test_misuse.py tests/pipeline/test_misuse.py \
+  $(addprefix tests/network/test_, capture.py cost.py kinds.py patches.py plan.py sensing.py surgery.py)
+quick: $(READY) ## run the tests of the numerical results in at most 90 seconds
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 $(QUICK)
 
 SECONDS ?= 60
 fuzz: $(READY) ## draw and cut random networks for SECONDS=60, print how many were wrong

@@ -21,15 +21,15 @@ demo: $(READY) ## train a small CNN on embedded digits, cut it without labels, p
 test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
-QUICK := tests/regression tests/solver tests/spartan/test_steps.py tests/spartan/test_descent.py \
-  tests/test_moments.py tests/test_budget.py tests/test_misuse.py tests/pipeline/test_misuse.py \
-  $(addprefix tests/network/test_, capture.py cost.py kinds.py patches.py plan.py sensing.py surgery.py)
+QUICK := tests/regression tests/entropic tests/selection tests/calibration tests/allocation \
+  tests/spartan/test_steps.py tests/spartan/test_descent.py tests/test_misuse.py tests/pipeline/test_misuse.py \
+  $(addprefix tests/surgery/test_, kinds.py plan.py surgery.py)
 quick: $(READY) ## run the tests of the numerical results in at most 90 seconds
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 $(QUICK)
 
 SECONDS ?= 60
 fuzz: $(READY) ## draw and cut random networks for SECONDS=60, print how many were wrong
-	$(BIN)/python -m tests.network.fuzz --seconds $(SECONDS) --seed $$(date +%s)
+	$(BIN)/python -m tests.surgery.fuzz --seconds $(SECONDS) --seed $$(date +%s)
 
 check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
 	$(BIN)/ruff format --check .

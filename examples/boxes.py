@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from entrim.spartan import SPARTAnRegressor
+from entrim.spartan.regressor import SPARTAnRegressor
 
 ROWS, FEATURES, TRUE = 150, 300, (70, 220)
 CENTRES = np.array([[-1.3, -0.9], [1.4, -0.7], [0.1, 1.3]])

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entrim import Step
-from entrim.augmenting import Augmentation
+from entrim.distillation.augment import Augmentation
+from entrim.distillation.trainer import Recipe, Task
 from entrim.errors import BadSettingError, DataError
-from entrim.recipes import Recipe, Task
 from experiments import normalization, training
 from experiments.datasets import Dataset, FetchEvent, load_cifar10, load_mnist
 from experiments.normalization import Normalization

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from entrim.augmenting import Augmentation
-from entrim.recipes import Recipe, Task
+from entrim.distillation.augment import Augmentation
+from entrim.distillation.trainer import Recipe, Task
 from experiments.datasets import Dataset
 from experiments.normalization import Normalization
 from experiments.storage import fingerprint

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from entrim import Step
+from entrim.distillation.trainer import Recipe, Task, train
 from entrim.errors import EntrimError, SaveError
-from entrim.recipes import Recipe, Task
-from entrim.training import train
 from experiments.storage import cache_folder, fingerprint_of, locked, write
 
 Point = dict[str, Any]

@@ -25,7 +25,7 @@ def main() -> int:
     ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
     for number in ours:  # others are switched off, as Ctrl-C is in the background
         signal.signal(number, _leave)
-    from entrim.commands.main import main as command
+    from entrim.cli.main import main as command
 
     for number in ours:
         signal.signal(number, usual[number])

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrim.checkpoints import fingerprint
-from entrim.network.form import values_of
-from entrim.recipes import Recipe, Task, Trained
+from entrim.distillation.trainer import Recipe, Task, Trained
+from entrim.storage.checkpoint import fingerprint
+from entrim.surgery.structure import values_of
 
 RECIPE = Recipe(epochs=4, batch=16, learning_rate=1e-2)
 

@@ -20,9 +20,8 @@ from torch import nn
 
 import entrim
 import entrim.errors
-import entrim.network
 import entrim.report
-from entrim.commands.main import parser
+from entrim.cli.main import parser
 from experiments.__main__ import parser as experiments
 
 ROOT = Path(__file__).parent.parent
@@ -230,7 +229,7 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {n: f for n, f in found.items() if callable(f) and not isinstance(f, type)}
 
 
-@pytest.mark.parametrize("module", [entrim, entrim.report, entrim.network])
+@pytest.mark.parametrize("module", [entrim, entrim.report])
 def test_every_public_function_has_an_example(module: ModuleType) -> None:
     found = functions_of(module)
     assert found

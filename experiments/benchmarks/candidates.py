@@ -17,13 +17,13 @@ from torch.nn import functional
 
 import entrim
 from entrim.allocate import Damage, Market
+from entrim.allocation.sensitivity import Sensor
 from entrim.budgeting import SENSED, Ladder, climb, sense
+from entrim.calibration.collect import gram_of
+from entrim.calibration.data import read_images
+from entrim.calibration.tensor_store import Shelf
 from entrim.deciding import Scene
-from entrim.images import read_images
-from entrim.network.capture import gram_of
-from entrim.network.refitting import masked_tensors, refit_alone
-from entrim.network.sensing import Sensor
-from entrim.network.shelf import Shelf
+from entrim.reconstruction.layer import masked_tensors, refit_alone
 from entrim.run import Run
 from entrim.settings import Settings
 from experiments.benchmarks.cifar import DEV, Subject, percent_right

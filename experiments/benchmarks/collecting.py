@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from entrim.network.geometry import Geometry
-from entrim.network.patches import PatchGram
+from entrim.calibration.conv_geometry import Geometry
+from entrim.calibration.patch_gram import PatchGram
 from experiments.benchmarks.record import table, timed, verdict
 from experiments.benchmarks.wide_layer import peak_above
 

@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 import entrim
-from entrim.augmenting import Augmentation
-from entrim.images import Calibration
-from entrim.matching import task_of
-from entrim.recipes import Recipe, Task
-from entrim.training import train
+from entrim.calibration.data import Calibration
+from entrim.distillation.augment import Augmentation
+from entrim.distillation.loss import task_of
+from entrim.distillation.trainer import Recipe, Task, train
 from experiments.benchmarks.cifar import DEV, Subject, interval, percent_right
 from experiments.benchmarks.curves import INNER
 from experiments.benchmarks.ledger import Ledger, networks_at_hand

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.answers import Parity
-from entrim.exporting import Exported, to_int8, to_onnx
+from entrim.export.formats import Exported, to_int8, to_onnx
+from entrim.export.parity import Parity
 from experiments.benchmarks.cifar import REPORT, Subject, interval
 from experiments.benchmarks.ledger import Ledger, networks_at_hand
 from experiments.benchmarks.record import table, write

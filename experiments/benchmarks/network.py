@@ -11,8 +11,7 @@ import torch_pruning as tp
 from torch import Tensor, nn
 
 import entrim
-from entrim.network import Cut, cut
-from entrim.network.surgery import sliced
+from entrim.surgery.prune import Cut, cut, sliced
 from experiments.benchmarks.record import table, timed, verdict, write
 from experiments.models import ZOO, Entry
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import entrim
-from entrim.journal import Journal, Unit
+from entrim.storage.checkpoint import Journal, Unit
 from experiments.benchmarks.cifar import Subject
 from experiments.benchmarks.ledger import networks_at_hand
 

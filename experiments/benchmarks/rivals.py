@@ -16,7 +16,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from entrim.spartan import SPARTAnRegressor
+from entrim.spartan.regressor import SPARTAnRegressor
 
 TRIALS, FOLDS = 12, 3
 

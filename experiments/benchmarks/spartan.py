@@ -16,7 +16,7 @@ from sklearn.datasets import load_diabetes, load_linnerud
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold
 
-from entrim.spartan import SPARTAnRegressor
+from entrim.spartan.regressor import SPARTAnRegressor
 from experiments.benchmarks.piecewise import TRUE, Boxes, piecewise
 from experiments.benchmarks.record import table, verdict, write
 from experiments.benchmarks.rivals import FOLDS, RIVALS, TRIALS, Rival

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import Budget, Measurement, Plan, Sparsified, apply_plan, measure, sparsify
-from entrim.recipes import Recipe
+from entrim.distillation.trainer import Recipe
 from experiments.models import Subject
 from experiments.paper.criteria import Ranking
 from experiments.paper.rows import Row

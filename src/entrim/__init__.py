@@ -3,30 +3,24 @@
 from importlib.metadata import version
 
 from entrim.budget import Budget
-from entrim.distilling import distill
+from entrim.distillation.distill import distill
+from entrim.entropic.least_squares import Refit, refit
+from entrim.entropic.moments import Moments
+from entrim.entropic.solution import JointSolution, Outcome, Solution, Status
+from entrim.entropic.solve import solve, solve_for, solve_path
 from entrim.errors import EntrimError
-from entrim.files import load, save
-from entrim.graph import ChannelGraph
-from entrim.moments import Moments
-from entrim.network import Latency, Measurement, apply_plan, measure, trace
+from entrim.graph.channel_graph import ChannelGraph
+from entrim.hpo.search import Searched, search
+from entrim.hpo.trial import SearchRecord, Trial
 from entrim.pipeline import sparsify
-from entrim.plan import Plan
 from entrim.records import Record, Step
-from entrim.searching import Searched, search
-from entrim.solver import (
-    JointSolution,
-    Outcome,
-    Refit,
-    Solution,
-    Status,
-    refit,
-    select,
-    solve,
-    solve_for,
-    solve_path,
-)
+from entrim.selection.baselines import select
 from entrim.sparsified import Sparsified
-from entrim.trials import SearchRecord, Trial
+from entrim.storage.model_folder import load, save
+from entrim.surgery.measure import Latency, Measurement, measure
+from entrim.surgery.plan import Plan
+from entrim.surgery.prune import apply_plan
+from entrim.surgery.trace import trace
 
 __version__ = version("entrim")
 __all__ = [

@@ -2,6 +2,6 @@
 
 import sys
 
-from entrim.commands.main import main
+from entrim.cli.main import main
 
 sys.exit(main())

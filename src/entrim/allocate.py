@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
+from entrim.allocation.costs import Costs
 from entrim.budget import SIZES
 from entrim.errors import BudgetError
-from entrim.network.cost import Costs
 
 STEPS = 64
 """In so many steps a group goes down; the last bit of a budget is filled channel by channel."""

@@ -6,21 +6,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from entrim.allocate import Damage, Market, Stop
+from entrim.allocation.costs import Costs
+from entrim.allocation.sensitivity import Sensor
+from entrim.calibration.tensor_store import Shelf
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene, choose_one, fitting, gather
 from entrim.errors import RolledBackWarning
-from entrim.graph import Group
-from entrim.journal import Unit
-from entrim.network import cut, measure
-from entrim.network.cost import Costs
-from entrim.network.eager import Example, samples
-from entrim.network.sensing import Sensor
-from entrim.network.shelf import Shelf
+from entrim.graph.channel_graph import Group
+from entrim.graph.eager import Example, samples
 from entrim.picking import Picked, Trials, pick
-from entrim.plan import Plan
 from entrim.rebuilding import rebuilt_tensors
 from entrim.run import Run
-from entrim.solver import order_of_loss
+from entrim.selection.elimination import order_of_loss
+from entrim.storage.checkpoint import Unit
+from entrim.surgery.measure import measure
+from entrim.surgery.plan import Plan
+from entrim.surgery.prune import cut
 
 FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 """The widths at which the damage of a group is measured, beside the least. Below the lowest a line

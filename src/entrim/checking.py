@@ -2,9 +2,9 @@
 
 import math
 
+from entrim.calibration.collect import familiarity
 from entrim.deciding import Scene
 from entrim.errors import BadImagesError, CalibrationWarning
-from entrim.network.capture import familiarity
 from entrim.run import Run
 
 SHIFT, SPREAD = 1.0, 3.0

@@ -8,11 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from entrim.entropic.moments import Moments
+from entrim.entropic.solution import JointSolution, Solution
+from entrim.entropic.solve import live_channels, solve, solve_for
 from entrim.errors import DeadInputError
-from entrim.journal import Unit
-from entrim.moments import Moments
-from entrim.network.refitting import Part
-from entrim.solver import JointSolution, Selector, Solution, live_channels, select, solve, solve_for
+from entrim.reconstruction.layer import Part
+from entrim.selection.baselines import Selector, select
+from entrim.storage.checkpoint import Unit
 
 SELECTORS = ("entropic", "greedy", "lasso", "magnitude", "random", "exhaustive")
 COUPLINGS = ("joint", "max")

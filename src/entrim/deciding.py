@@ -4,24 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from entrim.calibration.collect import Pass, capture, consumers, gram_of, shares, size_of
+from entrim.calibration.consumers import Reader, readers
+from entrim.calibration.data import Calibration
+from entrim.calibration.executor import programs
+from entrim.calibration.tensor_store import Shelf
 from entrim.choose import Ask, Chosen, choose
+from entrim.entropic.moments import Moments
 from entrim.errors import CalibrationWarning, NothingCutWarning
-from entrim.graph import ChannelGraph, Group
-from entrim.images import Calibration
-from entrim.journal import Journal, Unit
-from entrim.moments import Moments
-from entrim.network.capture import (
-    Pass,
-    capture,
-    consumers,
-    gram_of,
-    shares,
-    size_of,
-)
-from entrim.network.reading import Reader, readers
-from entrim.network.replay import programs
-from entrim.network.shelf import Shelf
+from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.run import Run
+from entrim.storage.checkpoint import Journal, Unit
 
 _TRIES = 12
 _FACTOR = 10.0

@@ -9,23 +9,23 @@ from torch import Tensor, nn
 
 from entrim.budget import Budget
 from entrim.budgeting import decide_within
+from entrim.calibration.data import Images, read_images
+from entrim.calibration.tensor_store import Shelf
 from entrim.checking import check_images
 from entrim.choose import Chosen
 from entrim.deciding import Scene, decide, name_eps, stability
+from entrim.entropic.moments import MEMORY_LIMIT
 from entrim.errors import BadSettingError
-from entrim.images import Images, read_images
-from entrim.journal import Journal
-from entrim.moments import MEMORY_LIMIT
-from entrim.network import Cut, cut, trace
-from entrim.network.eager import Example, neutral_context, unwrap
-from entrim.network.shelf import Shelf
-from entrim.randomness import own_randomness
+from entrim.graph.eager import Example, neutral_context, own_randomness, unwrap
 from entrim.rebuilding import cut_in, rebuilt
 from entrim.recording import identity, recorded
 from entrim.records import Step
 from entrim.run import Run
 from entrim.settings import RIDGE, Patterns, Settings
 from entrim.sparsified import Sparsified
+from entrim.storage.checkpoint import Journal
+from entrim.surgery.prune import Cut, cut
+from entrim.surgery.trace import trace
 
 _EXAMPLE = 4
 

@@ -5,14 +5,13 @@ from functools import partial
 
 from torch import Tensor
 
+from entrim.calibration.collect import gram_of
+from entrim.calibration.consumers import Reader, Stays
+from entrim.calibration.tensor_store import Shelf
 from entrim.choose import Chosen
 from entrim.deciding import Scene, gather
 from entrim.errors import CalibrationWarning
-from entrim.journal import Journal, Unit
-from entrim.network.capture import gram_of
-from entrim.network.reading import Reader, Stays
-from entrim.network.rebuild import Repair, rebuild
-from entrim.network.refitting import (
+from entrim.reconstruction.layer import (
     Fitted,
     masked_tensors,
     packed,
@@ -20,10 +19,11 @@ from entrim.network.refitting import (
     put_back,
     refit_alone,
 )
-from entrim.network.shelf import Shelf
-from entrim.network.slices import part_of
-from entrim.plan import Plan
+from entrim.reconstruction.sequential import Repair, rebuild
 from entrim.run import Run
+from entrim.storage.checkpoint import Journal, Unit
+from entrim.surgery.plan import Plan
+from entrim.surgery.prune import part_of
 
 
 def rebuilt(run: Run, scene: Scene, chosen: Mapping[str, Chosen], grams: Shelf) -> Plan:

@@ -13,19 +13,20 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from entrim.allocate import Stop
+from entrim.allocation.sensitivity import error_of
 from entrim.budget import SIZES
 from entrim.budgeting import Allocation, sensed
-from entrim.checkpoints import fingerprint
 from entrim.choose import Ask, Chosen
 from entrim.deciding import Scene
 from entrim.errors import BudgetWarning, LatencyWarning
-from entrim.network import Cut, measure
-from entrim.network.eager import Example
-from entrim.network.form import values_of
-from entrim.network.sensing import error_of
+from entrim.graph.eager import Example
 from entrim.picking import Picked
 from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff, now
 from entrim.run import Run
+from entrim.storage.checkpoint import fingerprint
+from entrim.surgery.measure import measure
+from entrim.surgery.prune import Cut
+from entrim.surgery.structure import values_of
 
 _MOST = 99
 _VERSIONS = ("entrim", "torch")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from entrim.images import Calibration
-from entrim.journal import Journal
-from entrim.network.refitting import Fitted
+from entrim.calibration.data import Calibration
+from entrim.reconstruction.layer import Fitted
 from entrim.records import Step
 from entrim.settings import Settings
+from entrim.storage.checkpoint import Journal
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from entrim.budget import Budget
 from entrim.choose import COUPLINGS, SELECTORS, Ask
+from entrim.entropic.moments import MEMORY_LIMIT
+from entrim.entropic.solve import Settings as SolveSettings
 from entrim.errors import BadSettingError
-from entrim.graph import ChannelGraph, Group
-from entrim.moments import MEMORY_LIMIT
-from entrim.solver.answer import Settings as SolveSettings
+from entrim.graph.channel_graph import ChannelGraph, Group
 
 Patterns = str | Sequence[str]
 EPS = (-1e-4, 1e-4)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from torch import nn
 
-from entrim import files
-from entrim.checkpoints import fingerprint
 from entrim.errors import LoadError
-from entrim.network.eager import copy_without_hooks
-from entrim.network.form import values_of
-from entrim.plan import Plan
+from entrim.graph.eager import copy_without_hooks
 from entrim.records import Record, Score
 from entrim.scoring import Metric, check_metric, score_of
+from entrim.storage import model_folder as files
+from entrim.storage.checkpoint import fingerprint
+from entrim.surgery.plan import Plan
+from entrim.surgery.structure import values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

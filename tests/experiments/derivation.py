@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from entrim import Measurement, Plan, measure, trace
-from entrim.network import cut
+from entrim.surgery.prune import cut
 from experiments.models import ZOO
 from experiments.paper.published import Table, layer_of, tables, widths
 

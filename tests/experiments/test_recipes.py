@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrim.recipes import Recipe
+from entrim.distillation.trainer import Recipe
 from experiments.training import (
     cifar_fine_tuning,
     cifar_growing,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from entrim.errors import BadSettingError, SaveError
-from entrim.network import trace
 from entrim.records import Step
+from entrim.surgery.trace import trace
 from experiments.__main__ import main
 from experiments.models import ZOO
 from experiments.paper.bars import verdicts

@@ -13,7 +13,7 @@ from torch import nn
 
 import entrim
 from entrim import Step
-from entrim.recipes import Recipe, Task
+from entrim.distillation.trainer import Recipe, Task
 from experiments.models import Subject
 from experiments.paper import robustness
 from experiments.paper.criteria import Ranking

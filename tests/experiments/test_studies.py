@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.network import trace
 from entrim.records import Step
+from entrim.surgery.trace import trace
 from experiments.__main__ import main
 from experiments.normalization import Normalization
 from experiments.paper import robustness

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrim.recipes import Recipe, Task
+from entrim.distillation.trainer import Recipe, Task
 from experiments import models
 from experiments.datasets import Dataset
 from experiments.models import Subject

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from entrim.recipes import OPTIMISERS
-from entrim.training import train
+from entrim.distillation.trainer import OPTIMISERS, train
 from experiments.datasets import Dataset
 from experiments.normalization import Normalization
 from experiments.training import (

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from entrim import atomic
 from entrim.errors import SaveError
 from entrim.records import Step
+from entrim.storage import atomic
 from experiments.datasets import FetchEvent
 from experiments.models import lenet
 from experiments.paper.cutting import cut_row, options_of

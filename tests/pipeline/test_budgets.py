@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import budgeting, recording
+from entrim.allocation.sensitivity import moved
 from entrim.errors import (
     BadSettingError,
     BudgetError,
@@ -17,12 +18,11 @@ from entrim.errors import (
     LatencyWarning,
     NothingCutWarning,
 )
-from entrim.network import cut
-from entrim.network.sensing import moved
 from entrim.records import GroupRecord
-from tests.network.kinds import Kind, shaken
-from tests.network.test_cost import BATCHED
+from entrim.surgery.prune import cut
+from tests.allocation.test_cost import BATCHED
 from tests.pipeline.networks import chain, images, residual
+from tests.surgery.kinds import Kind, shaken
 
 X = images(100, 3, 8, 8)
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import entrim
+from entrim.calibration.collect import Tally
 from entrim.errors import CalibrationWarning, NothingCutWarning
-from entrim.network.capture import Tally
 from tests.pipeline.networks import chain, images, residual, settled
 
 X = images(96, 3, 8, 8)

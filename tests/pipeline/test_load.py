@@ -8,9 +8,9 @@ from torch import nn
 
 import entrim
 from entrim.errors import LoadError
-from entrim.files import read_manifest
+from entrim.storage.model_folder import read_manifest
 from tests.pipeline.networks import chain, images
-from tests.saves import Tied, everything
+from tests.storage.saves import Tied, everything
 
 X = images(60, 3, 8, 8)
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.checkpoints import fingerprint
+from entrim.allocation.sensitivity import error_of, moved
 from entrim.errors import BadSettingError
-from entrim.network.sensing import error_of, moved
 from entrim.records import Record, Score
+from entrim.storage.checkpoint import fingerprint
 from tests.pipeline.networks import chain, images, residual
 
 X = images(100, 3, 8, 8)

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import budgeting, deciding, pipeline
+from entrim.allocation import sensitivity as sensing
+from entrim.calibration import collect as capture
 from entrim.errors import BudgetError, CheckpointError, OtherRunError, SaveError
-from entrim.journal import Journal
-from entrim.network import capture, rebuild, refitting, sensing
+from entrim.reconstruction import layer as refitting
+from entrim.reconstruction import sequential as rebuild
+from entrim.storage.checkpoint import Journal
 
 WAYS: dict[str, dict[str, Any]] = {
     "budget": {"budget": entrim.Budget(macs=0.5)},
@@ -290,7 +293,7 @@ def test_a_journal_that_cannot_be_written_says_so(
     place, how, whole = tmp_path / "journal", WAYS["widths"], run(None, **WAYS["widths"])
     units = stopped_at(place, "choose", 1, **how)
     with monkeypatch.context() as patch:
-        patch.setattr("entrim.journal.atomic.write", full)
+        patch.setattr("entrim.storage.checkpoint.atomic.write", full)
         with pytest.raises(SaveError, match=r"No space left.*make room"):
             run(place, **how)
     assert sorted(place.glob("*.safetensors")) == units

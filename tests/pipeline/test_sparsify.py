@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 import entrim
 from entrim.errors import CalibrationWarning, NothingCutWarning
-from tests.network.kinds import KINDS, Kind, shaken
-from tests.network.oracle import distance, outputs
 from tests.pipeline.networks import Residual, chain, images, residual
+from tests.surgery.kinds import KINDS, Kind, shaken
+from tests.surgery.oracle import distance, outputs
 
 
 def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:

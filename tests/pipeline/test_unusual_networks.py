@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import entrim
+from entrim.allocation.costs import Costs
+from entrim.calibration.executor import Program
 from entrim.errors import BudgetWarning, NothingCutWarning, TraceError
-from entrim.network.cost import Costs
-from entrim.network.eager import samples
-from entrim.network.replay import Program
+from entrim.graph.eager import samples
 
 BUDGETS = (0.9, 0.5)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.spartan import SPARTAnRegressor, eSPAClassifier
+from entrim.spartan.classifier import eSPAClassifier
+from entrim.spartan.regressor import SPARTAnRegressor
 from tests.regression.networks import (
     Draw,
     branches_network,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrim.report import write
+from entrim.report.page import write
 from tests.report.runs import HOSTILE, by_budget, by_eps
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

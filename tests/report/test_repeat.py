@@ -10,8 +10,10 @@ import torch
 
 import entrim
 from entrim.records import Record
-from entrim.report import html, read, repeat
+from entrim.report import repeat
 from entrim.report.closing import said
+from entrim.report.page import html
+from entrim.report.report_data import read
 from tests.report.runs import HOSTILE, by_budget, by_eps, images, network, texts
 
 

@@ -10,8 +10,9 @@ import torch
 import entrim
 from entrim.errors import LoadError, SaveError
 from entrim.records import Distilled, Record, Score
-from entrim.report import html, read, write
 from entrim.report.markup import tag
+from entrim.report.page import html, write
+from entrim.report.report_data import read
 from tests.report.runs import HOSTILE, by_budget, by_eps, network, texts
 
 

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import entrim
-from entrim.spartan import SPARTAnRegressor
 from entrim.spartan.descent import Outcome, Point, Problem, descend
 from entrim.spartan.regression import Regression
+from entrim.spartan.regressor import SPARTAnRegressor
 from entrim.spartan.search import search, solo_scores, varying
 from experiments.benchmarks.piecewise import piecewise
 from tests.layers import layer_rows

@@ -19,7 +19,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from entrim.errors import BadRowsError, BadSettingError
-from entrim.spartan import SPARTAnRegressor, SPARTAnSelector, eSPAClassifier
+from entrim.spartan.classifier import eSPAClassifier
+from entrim.spartan.regressor import SPARTAnRegressor
+from entrim.spartan.selector import SPARTAnSelector
 from experiments.benchmarks.piecewise import TRUE, piecewise
 
 

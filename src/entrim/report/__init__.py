@@ -8,6 +8,6 @@ entrim.errors.LoadError: no/such/folder is not there (no entrim.json): hand over
 """
 
 from entrim.report.page import html, write
-from entrim.report.story import Story, read
+from entrim.report.report_data import Story, read
 
 __all__ = ["Story", "html", "read", "write"]

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from entrim.entropic.algorithm import THRESHOLD
 from entrim.records import TradeOff
 from entrim.report.markup import Markup, joined, picture, tag
 from entrim.report.numbers import percent, power_of_ten, short
-from entrim.solver.descent import THRESHOLD
 
 WIDE, HIGH = 300.0, 120.0
 WIDTHS = {"wide": 460.0, "narrow": 310.0}

@@ -7,7 +7,7 @@ from entrim.records import Record
 from entrim.report import charts, repeat
 from entrim.report.markup import Markup, Part, folded, joined, table, tag
 from entrim.report.numbers import moment, power_of_ten, seconds, size
-from entrim.report.story import Story
+from entrim.report.report_data import Story
 from entrim.settings import draws_in
 
 

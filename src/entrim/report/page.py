@@ -4,11 +4,11 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from entrim import atomic
 from entrim.errors import SaveError
 from entrim.report import closing, sections, summary
 from entrim.report.markup import Markup, joined, tag
-from entrim.report.story import Story, read
+from entrim.report.report_data import Story, read
+from entrim.storage import atomic
 
 FILE = "report.html"
 _TITLE = ", made smaller by entrim"

@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any
 
 from entrim.budget import Budget
-from entrim.distilling import distill
+from entrim.distillation.distill import distill
 from entrim.records import Record
 from entrim.settings import OURS, PAPER, Settings
 

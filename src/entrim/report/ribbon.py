@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from entrim.report.markup import Markup, joined, picture, tag
-from entrim.report.story import Layer
+from entrim.report.report_data import Layer
 
 Point = tuple[int | float, int | float]
 Turn = Callable[[int | float, int | float], Point]

@@ -7,7 +7,7 @@ from entrim.records import GroupRecord, TradeOff
 from entrim.report import charts, ribbon
 from entrim.report.markup import Markup, Part, bar, folded, joined, table, tag
 from entrim.report.numbers import percent, seconds
-from entrim.report.story import Layer, Story
+from entrim.report.report_data import Layer, Story
 
 WORDS = {
     "params": "parameters",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from entrim.records import Record, Score
 from entrim.report.markup import Markup, Part, bar, joined, tag
 from entrim.report.numbers import percent, seconds, short, size, times
-from entrim.report.story import Story
+from entrim.report.report_data import Story
 
 
 def head(story: Story) -> Markup:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from scipy.special import wrightomega
 
-from entrim.solver.fast import cube_root_shares
+from entrim.entropic.algorithm import cube_root_shares
 
 Vector = Float[np.ndarray, " D"]
 

@@ -1,0 +1,1 @@
+"""Step 5: how many channels each group keeps."""

@@ -1,0 +1,150 @@
+"""What a network costs at given widths, as a formula: sums of products of sizes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor, fx, nn
+
+from entrim.budget import SIZES
+from entrim.calibration.executor import Program
+from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.tracer import arguments_of
+
+Widths = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """One dimension of a tensor: what stays anyway, and so much for each unit of a group."""
+
+    fixed: int | float
+    units: Mapping[str, int | float] = field(default_factory=dict)
+
+    def at(self, widths: Widths) -> int | float:
+        """Return the size of the dimension."""
+        return self.fixed + sum(each * widths[name] for name, each in self.units.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The elements of one tensor, times what each of them costs."""
+
+    each: Mapping[str, int | float]
+    """By kind of cost."""
+    lengths: tuple[Length, ...]
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that it depends on."""
+        return {name for length in self.lengths for name in length.units}
+
+    def elements(self, widths: Widths) -> int | float:
+        """Return the number of elements."""
+        return math.prod(length.at(widths) for length in self.lengths)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Parameters, bytes and MACs of a network as functions of its widths.
+
+    Exact where every unit of a group has as many positions in a tensor as any other.
+    """
+
+    terms: tuple[Term, ...]
+    rest: Mapping[str, int | float]
+    """What no width changes."""
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, graph: ChannelGraph, program: Program, macs: int, images: int
+    ) -> "Costs":
+        """Return the costs of `model`, which takes `macs` for one image as it is.
+
+        `program` are its operations on a batch of so many `images`.
+        """
+        parameters = dict(model.named_parameters())
+        every = {**parameters, **dict(model.named_buffers())}
+        positions = _positions(program, images)
+        terms = []
+        for name, tensor in every.items():
+            each = {
+                "params": float(name in parameters),
+                "bytes": float(tensor.element_size()),
+                "macs": positions.get(name, 0.0),
+            }
+            terms.append(Term(each, _lengths(graph, name, tuple(tensor.shape))))
+        costs = cls(tuple(terms), {})
+        whole = {group.name: group.channels for group in graph.groups}
+        return cls(costs.terms, {"macs": macs - costs.at(whole)["macs"]})
+
+    @cached_property
+    def terms_of(self) -> dict[str, list[Term]]:
+        """The terms that depend on each group."""
+        found: dict[str, list[Term]] = {}
+        for term in self.terms:
+            for name in term.groups:
+                found.setdefault(name, []).append(term)
+        return found
+
+    def at(self, widths: Widths) -> dict[str, int | float]:
+        """Return all costs at `widths`, which names every group."""
+        total = _sum(self.terms, widths)
+        return {kind: value + self.rest.get(kind, 0.0) for kind, value in total.items()}
+
+    def of_group(self, name: str, widths: Widths) -> dict[str, int | float]:
+        """Return the costs of the tensors that depend on one group."""
+        return _sum(self.terms_of.get(name, []), widths)
+
+
+def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, int | float]:
+    total: dict[str, int | float] = dict.fromkeys(SIZES, 0)
+    for term in terms:
+        elements = term.elements(widths)
+        for kind, price in term.each.items():
+            total[kind] += price * elements
+    return total
+
+
+def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[Length, ...]:
+    """Return the dimensions of `tensor` as functions of the widths."""
+    units: list[dict[str, int | float]] = [{} for _ in shape]
+    for group in graph.groups:
+        for member in group.members:
+            if member.tensor == tensor:
+                held = sum(map(len, member.positions))
+                units[member.dim][group.name] = held / group.channels
+    sizes = {group.name: group.channels for group in graph.groups}
+    return tuple(
+        Length(size - sum(each * sizes[name] for name, each in mine.items()), mine)
+        for size, mine in zip(shape, units, strict=True)
+    )
+
+
+def _positions(program: Program, images: int) -> dict[str, int | float]:
+    """Return how often one image multiplies each element of a weight.
+
+    The batch may be folded into another dimension, or not be the first one: elements are counted,
+    and divided by the number of images.
+    """
+    found: dict[str, int | float] = {}
+    for node in program.nodes:
+        call = arguments_of(node) if node.op == "call_function" else {}
+        weight, source = call.get("weight"), call.get("input")
+        out = node.meta.get("val")
+        if not isinstance(weight, fx.Node) or weight not in program.names:
+            continue
+        if not isinstance(source, fx.Node) or not isinstance(out, Tensor):
+            continue
+        name = program.names[weight]
+        kind = str(node.target)
+        if "conv" in kind:
+            shown = source.meta["val"] if "transpose" in kind else out
+            channels = shown.shape[1 - weight.meta["val"].dim()]
+        elif "linear" in kind:
+            shown, channels = out, out.shape[-1]
+        else:
+            continue
+        found[name] = found.get(name, 0.0) + shown.numel() / channels / images
+    return found

@@ -1,0 +1,313 @@
+"""From images to moments: one pass of the original network, every site's second moments summed."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, fx
+
+from entrim.calibration.consumers import Reader
+from entrim.calibration.executor import Program, Stream
+from entrim.calibration.patch_gram import PatchGram
+from entrim.calibration.tensor_store import Shelf
+from entrim.entropic.moments import Moments
+from entrim.graph.channel_graph import Group
+from entrim.graph.eager import Example
+from entrim.graph.tracer import arguments_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gram:
+    """The sums of z z' over the rows of one layer, z = (1; x), for each group of a convolution."""
+
+    sums: Float[Tensor, "groups n1 n1"]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Familiarity:
+    """How far the images are from what one BatchNorm saw in training."""
+
+    layer: str
+    shift: float
+    """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
+    spread: float
+    """Median over channels of variance / running variance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What to run, on which images, and how to look at it."""
+
+    programs: Sequence[Program]
+    batches: Sequence[Example]
+    tensors: Mapping[str, Tensor]
+    memory_limit: int
+    positions: int | None = None
+    """Output positions drawn for each image; None for all."""
+    seed: int | None = None
+    """Of whatever is drawn."""
+
+    def drawing(self, name: str) -> torch.Generator:
+        """Return a generator for the draws called `name`: others do not disturb them."""
+        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def streams(self, shelf: Shelf) -> Iterator[Stream]:
+        """Yield one stream a batch, so that nothing of a batch outlives it."""
+        for program, batch in zip(self.programs, self.batches, strict=True):
+            yield Stream([program], [batch], dict(self.tensors), shelf)
+
+
+def size_of(reader: Reader) -> int:
+    """Return the bytes that the Gram matrices of `reader` take."""
+    return reader.geometry.groups * (reader.columns + 1) ** 2 * 8
+
+
+def capture(
+    task: Pass,
+    readers: Sequence[Reader],
+    grams: Shelf,
+    on_batch: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Put the Gram of every one of `readers` on the shelf `grams`, under the name of its layer.
+
+    As many passes over the images as the Gram matrices need to stay within the memory limit.
+    `on_batch` hears how many batches of how many are done, all passes together.
+    """
+    runs = list(_within(readers, task.memory_limit))
+    batches = len(task.batches)
+    for number, some in enumerate(runs):
+        sums = {
+            reader.site.layer: PatchGram(reader.geometry, reader.channels, _device(task))
+            for reader in some
+        }
+        draws = {reader.site.layer: task.drawing(reader.site.layer) for reader in some}
+        with torch.no_grad(), Shelf(task.memory_limit) as shelf:
+            for done, stream in enumerate(task.streams(shelf), number * batches + 1):
+                _watch(stream, some, sums, task.positions, draws)
+                on_batch(done, len(runs) * batches)
+        for reader in some:
+            total = sums.pop(reader.site.layer)
+            grams.put(reader.site.layer, total.gram_sum)
+            grams.put((reader.site.layer, "count"), total.count)
+
+
+def in_double(x: Tensor) -> Tensor:
+    """Return `x` in double precision, on the CPU where its device has none.
+
+    Single precision would be twice as fast, but then rounding makes the Gram of fewer rows than
+    columns indefinite, and no ridge below that rounding could be solved.
+    """
+    return x.to(_sums_device(x.device), torch.float64)
+
+
+def _sums_device(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def gram_of(grams: Shelf, layer: str) -> Gram:
+    """Return what `capture` found for `layer`."""
+    return Gram(grams.get(layer), grams.get((layer, "count")))
+
+
+def familiarity(task: Pass) -> list[Familiarity]:
+    """Return how familiar the first batch looks to every BatchNorm of the network."""
+    found = []
+    program = task.programs[0]
+    with torch.no_grad(), Shelf(task.memory_limit) as shelf:
+        stream = Stream([program], [task.batches[0]], dict(task.tensors), shelf)
+        for place, node in enumerate(program.nodes):
+            norm = batchnorm_of(program, node)
+            if norm is not None:
+                tally = Tally()
+                tally.add(stream.value(norm.input, 0))
+                mean, variance = (in_double(task.tensors[name]) for name in (norm.mean, norm.var))
+                shift = (tally.mean - mean) / variance.clamp_min(1e-12).sqrt()
+                ratio = tally.variance / variance.clamp_min(1e-12)
+                found.append(
+                    Familiarity(
+                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
+                    )
+                )
+            stream.run(place)
+            stream.forget(place)
+    return found
+
+
+@dataclass(slots=True)
+class Tally:
+    """Mean and variance of every channel over all that was added."""
+
+    count: int = 0
+    total: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, x: Tensor, axis: int = 1) -> None:
+        """Add one batch, its channels along `axis`."""
+        flat = in_double(x).movedim(axis, 0).flatten(1)
+        self.count += flat.shape[1]
+        self.total = self.total + flat.sum(1)
+        self.squares = self.squares + flat.square().sum(1)
+
+    @property
+    def mean(self) -> Float[Tensor, " D"]:
+        """The means."""
+        return torch.as_tensor(self.total) / self.count
+
+    @property
+    def variance(self) -> Float[Tensor, " D"]:
+        """The variances."""
+        return (torch.as_tensor(self.squares) / self.count - self.mean.square()).clamp_min(0)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormCall:
+    """One call of a BatchNorm with running statistics; its tensors by name."""
+
+    input: fx.Node
+    mean: str
+    var: str
+    weight: str | None
+    """None where it scales by nothing, or by a computed tensor."""
+    scaled: bool
+    """Whether it scales at all."""
+    eps: float
+    calls: int
+    """How many operations read the running mean."""
+
+    @property
+    def name(self) -> str:
+        """The module that holds the statistics, or the running mean itself."""
+        return self.mean.removesuffix(".running_mean")
+
+
+def batchnorm_of(program: Program, node: fx.Node) -> BatchNormCall | None:
+    """Return the BatchNorm with running statistics that `node` calls, else None."""
+    if "batch_norm" not in str(node.target):
+        return None
+    given = arguments_of(node)
+    nodes = [given.get(key) for key in ("running_mean", "running_var", "weight")]
+    mean, var, weight = (
+        program.names.get(one) if isinstance(one, fx.Node) else None for one in nodes
+    )
+    if mean is None or var is None:
+        return None
+    return BatchNormCall(
+        input=given["input"],
+        mean=mean,
+        var=var,
+        weight=weight,
+        scaled=nodes[2] is not None,
+        eps=given["eps"],
+        calls=len(given["running_mean"].users),
+    )
+
+
+def consumers(
+    reader: Reader, gram: Gram, group: Group, tensors: Mapping[str, Tensor]
+) -> list[Moments]:
+    """Return the moments of `group` at `reader`, one for each group of its convolution.
+
+    The targets are the layer's own outputs, so they follow from the Gram and the weights. Where the
+    layer reads other channels too, the group answers for its own share of the outputs only.
+    """
+    weights = [share.double() for share in shares(reader, group, tensors)]
+    bias = torch.zeros(len(weights), len(weights[0]), dtype=torch.float64)
+    if reader.site.bias_home == "bias" and reader.bias is not None and reader.reads_only(group):
+        bias = tensors[reader.bias].double().cpu().view(bias.shape)
+    return [
+        _moments(gram, number, table, weights[number], bias[number], reader.site.bias_home)
+        for number, table in enumerate(reader.of_group(group))
+    ]
+
+
+def shares(reader: Reader, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the weights that the layer has on the channels of `group`, one for each matrix."""
+    weight = reader.matrices(tensors[reader.site.weight]).cpu()
+    return [
+        weight[number][:, table.flatten().clamp_min(0)] * (table.flatten() >= 0)
+        for number, table in enumerate(reader.of_group(group))
+    ]
+
+
+def _moments(
+    gram: Gram,
+    number: int,
+    table: Int[Tensor, "units block"],
+    share: Float[Tensor, "M n"],
+    bias: Float[Tensor, " M"],
+    home: str | None,
+) -> Moments:
+    columns = table.flatten()
+    there = columns >= 0
+    index = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns.clamp_min(0)])
+    sums = gram.sums[number].cpu()
+    if not torch.equal(index, torch.arange(len(sums))):
+        sums = sums[index][:, index]
+    present = torch.cat([torch.ones(1, dtype=torch.bool), there])
+    if not bool(present.all()):
+        sums = sums * present * present[:, None]
+    target = torch.cat([bias[None], share.T])
+    cross = sums @ target
+    moments = Moments(
+        count=gram.count,
+        gram_sum=sums,
+        cross_sum=cross,
+        target_sum_sq=max(0.0, float((target * cross).sum())),
+        block=table.shape[1],
+    )
+    return moments if home is not None else moments.through_origin()
+
+
+def _watch(
+    stream: Stream,
+    readers: Sequence[Reader],
+    sums: Mapping[str, PatchGram],
+    positions: int | None,
+    draws: Mapping[str, torch.Generator],
+) -> None:
+    calls = {
+        place: (reader, source)
+        for reader in readers
+        for place, source in zip(reader.places, reader.inputs, strict=True)
+    }
+    last = max(calls)
+    for place in range(last + 1):
+        if place in calls:
+            reader, source = calls[place]
+            layer, x = reader.site.layer, reader.batched(stream.at(source, 0))
+            sums[layer].add(in_double(x), _drawn(reader, x, positions, draws[layer]))
+        stream.run(place)
+        stream.forget(place)
+    for place in range(last + 1):
+        stream.shelf.drop((stream.label, place, 0))
+
+
+def _drawn(
+    reader: Reader, x: Tensor, positions: int | None, generator: torch.Generator
+) -> Int[Tensor, "N P"] | None:
+    """Return the output positions to look at in each image, drawn anew for every batch."""
+    if positions is None or not reader.geometry.kernel:
+        return None
+    count = reader.geometry.outputs(tuple(x.shape[2:]))
+    drawn = torch.rand(len(x), count, generator=generator)
+    return drawn.topk(min(positions, count), 1).indices.to(_sums_device(x.device))
+
+
+def _device(task: Pass) -> torch.device:
+    return next(iter(task.tensors.values())).device
+
+
+def _within(readers: Sequence[Reader], limit: int) -> Iterator[list[Reader]]:
+    """Split `readers` into runs whose Gram matrices fit the limit together."""
+    run: list[Reader] = []
+    for reader in readers:
+        if run and sum(map(size_of, [*run, reader])) > limit:
+            yield run
+            run = []
+        run.append(reader)
+    if run:
+        yield run

@@ -1,0 +1,220 @@
+"""A network as the list of its operations, run on several batches, one operation at a time."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from entrim.calibration.tensor_store import Shelf
+from entrim.errors import TraceError
+from entrim.graph.eager import Example, arguments, copy_without_hooks
+from entrim.graph.tracer import exported, named_tensors, placeholders
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The operations of one network for inputs of one shape, free of side effects."""
+
+    nodes: tuple[fx.Node, ...]
+    """In the order they run, the inputs and the outputs of the network among them."""
+    place: Mapping[fx.Node, int]
+    """The place of every node in that order."""
+    names: Mapping[fx.Node, str]
+    """Placeholder of a parameter or buffer -> its name."""
+    inputs: tuple[str, ...]
+    """Placeholders of the network's inputs, in the order of their leaves."""
+    in_spec: Any
+    """How positional and keyword inputs are flattened to those leaves."""
+    outputs: tuple[int, ...]
+    """Which results of the last node the network returns; others are buffers it wrote."""
+    constants: Mapping[str, Any]
+    """Placeholder of a fixed tensor -> that tensor."""
+    module: fx.GraphModule
+    dies: tuple[tuple[int, ...], ...]
+    """For every operation, the values that nothing reads any more once it has run."""
+
+    @classmethod
+    def of(cls, model: nn.Module, example: Example) -> "Program":
+        """Return the operations of `model` in eval mode, as called with `example`."""
+        program = exported(copy_without_hooks(model).eval(), example)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions({})  # takes writing in place out, nothing else
+        _, aliases = named_tensors(model)
+        nodes = tuple(program.graph.nodes)
+        return cls(
+            nodes=nodes,
+            place={node: place for place, node in enumerate(nodes)},
+            names=placeholders(program, aliases),
+            inputs=_user_inputs(program),
+            in_spec=program.call_spec.in_spec,
+            outputs=_user_outputs(program),
+            constants=_constants(program),
+            module=program.graph_module,
+            dies=_deaths(nodes),
+        )
+
+    def same_walk(self, other: "Program") -> bool:
+        """Whether both run the same operations, whatever the sizes."""
+        mine, its = (
+            [(node.op, node.target if node.op == "call_function" else "") for node in program.nodes]
+            for program in (self, other)
+        )
+        return mine == its
+
+
+def programs(model: nn.Module, batches: Sequence[Example]) -> list[Program]:
+    """Return the program of every batch: one export for each shape among them."""
+    by_shape: dict[Any, Program] = {}
+    found = []
+    for batch in batches:
+        shapes = pytree.tree_map_only(Tensor, lambda t: tuple(t.shape), arguments(batch))
+        key = str(shapes)
+        if key not in by_shape:
+            by_shape[key] = Program.of(model, batch)
+        found.append(by_shape[key])
+    first = found[0]
+    if not all(program.same_walk(first) for program in by_shape.values()):
+        raise TraceError(
+            "the network computes differently for batches of different size: hand over batches "
+            "that are all of one size"
+        )
+    return found
+
+
+@dataclass(slots=True)
+class Stream:
+    """The values of one run of a network over several batches, operation by operation."""
+
+    programs: Sequence[Program]
+    batches: Sequence[Example]
+    tensors: dict[str, Tensor]
+    """Parameters and buffers by name; may change while the stream runs."""
+    shelf: Shelf
+    label: str = ""
+    """Keeps the values of several streams on one shelf apart."""
+    base: "Stream | None" = None
+    """A stream of the same batches that runs ahead: what does not differ from it is read there."""
+    changed: set[str] = field(default_factory=set)
+    """Names of the tensors that differ from those of the base."""
+    drifted: set[int] = field(default_factory=set)
+    """Places whose values differ from those of the base."""
+    inputs: list[Mapping[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = [
+            _bound(program, batch)
+            for program, batch in zip(self.programs, self.batches, strict=True)
+        ]
+
+    @property
+    def program(self) -> Program:
+        """The program of the first batch; those of the others differ in sizes only."""
+        return self.programs[0]
+
+    def run(self, place: int) -> None:
+        """Run the operation at `place` on every batch and keep what comes out."""
+        if self.base is not None:
+            if place not in self.drifted and not self.differs(place):
+                return
+            self.drifted.add(place)
+        for batch in range(len(self.batches)):
+            value = self.compute(place, batch)
+            if value is not _NOT_KEPT:
+                self.shelf.put((self.label, place, batch), value)
+
+    def differs(self, place: int) -> bool:
+        """Whether the operation at `place` reads anything that differs from the base."""
+        program = self.program
+        return any(
+            program.place[node] in self.drifted or program.names.get(node) in self.changed
+            for node in program.nodes[place].all_input_nodes
+        )
+
+    def forget(self, place: int) -> None:
+        """Let go of the values that nothing reads after the operation at `place`."""
+        for dead in self.program.dies[place]:
+            for batch in range(len(self.batches)):
+                self.shelf.drop((self.label, dead, batch))
+
+    def value(self, node: fx.Node, batch: int) -> Any:
+        """Return the value of `node`, a node of the program of `batch`."""
+        program = self.programs[batch]
+        if node in program.names:
+            return self.tensors[program.names[node]]
+        place = program.place[node]
+        if self.base is not None and place not in self.drifted:
+            return self.base.value(node, batch)
+        return self.shelf.get((self.label, place, batch))
+
+    def at(self, place: int, batch: int) -> Any:
+        """Return the value at `place`."""
+        return self.value(self.programs[batch].nodes[place], batch)
+
+    def outputs(self, batch: int) -> list[Tensor]:
+        """Return the tensors that the network puts out, once everything has run."""
+        program = self.programs[batch]
+        results = program.nodes[-1].args[0]
+        assert isinstance(results, tuple | list)
+        returned = [results[number] for number in program.outputs]
+        values = map_arg(returned, lambda node: self.value(node, batch))
+        return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+    def compute(self, place: int, batch: int) -> Any:
+        """Return what the operation at `place` makes of the present values; nothing is kept."""
+        program = self.programs[batch]
+        node = program.nodes[place]
+        if node.op == "placeholder":
+            if node in program.names or not node.users:  # flags are written into the program
+                return _NOT_KEPT
+            known = self.inputs[batch]
+            return known[node.name] if node.name in known else program.constants[node.name]
+        if node.op == "get_attr":
+            return getattr(program.module, str(node.target))
+        if node.op == "output":
+            return _NOT_KEPT
+        args, kwargs = map_arg((node.args, node.kwargs), lambda node: self.value(node, batch))
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+
+_NOT_KEPT = object()
+
+
+def _bound(program: Program, batch: Example) -> dict[str, Any]:
+    """Return the network's inputs by the name of their placeholder."""
+    args, kwargs = arguments(batch)
+    leaves = pytree.tree_leaves((args, reorder_kwargs(kwargs, program.in_spec)))
+    return dict(zip(program.inputs, leaves, strict=True))
+
+
+def _user_inputs(program: ExportedProgram) -> tuple[str, ...]:
+    specs = program.graph_signature.input_specs
+    return tuple(spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT)
+
+
+def _user_outputs(program: ExportedProgram) -> tuple[int, ...]:
+    specs = program.graph_signature.output_specs
+    return tuple(k for k, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT)
+
+
+def _constants(program: ExportedProgram) -> dict[str, Any]:
+    signature = program.graph_signature
+    lifted = signature.inputs_to_lifted_tensor_constants
+    return {name: program.constants[target] for name, target in lifted.items()}
+
+
+def _deaths(nodes: Sequence[fx.Node]) -> tuple[tuple[int, ...], ...]:
+    place = {node: number for number, node in enumerate(nodes)}
+    dies: list[list[int]] = [[] for _ in nodes]
+    for node, number in place.items():
+        last = max((place[user] for user in node.users), default=number)
+        dies[last].append(number)
+    return tuple(tuple(numbers) for numbers in dies)

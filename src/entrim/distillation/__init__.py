@@ -1,0 +1,1 @@
+"""Training a smaller network to reproduce the outputs of its original."""

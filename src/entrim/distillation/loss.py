@@ -1,0 +1,126 @@
+"""How far one network is from what another says, and that as a task to be trained for."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from entrim.allocation.sensitivity import OutputGap, are_logits
+from entrim.calibration.data import Calibration
+from entrim.distillation.augment import Augmentation, Batch
+from entrim.distillation.trainer import Task
+from entrim.errors import BadSettingError
+from entrim.graph.eager import call, copy_without_hooks, samples
+from entrim.storage.checkpoint import fingerprint
+from entrim.surgery.structure import values_of
+from entrim.surgery.verify import leaves
+
+VIEWS = 4
+"""How often each image that is held out is looked at, each time shifted in another way."""
+_CHUNK = 250
+
+
+def task_of(
+    teacher: nn.Module,
+    images: Calibration,
+    held: int,
+    augment: Augmentation,
+    temperature: float,
+    seed: int,
+) -> Task:
+    """Return the task of saying what `teacher` says on `images`, of which `held` are held out.
+
+    What is held out is shifted too, once and for all: the images that a network was rebuilt on
+    flatter it, their shifted views less so. Without shifts the teacher runs once an image.
+    """
+    still = copy_without_hooks(teacher).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    out, rest = torch.randperm(images.count, generator=generator).tensor_split([held])
+    moves = augment.changes(images.batch(slice(0, 1)))
+    judge = _Judge.of(
+        still,
+        [
+            augment(images.batch(index), generator)
+            for _ in range(VIEWS if moves else 1)
+            for index in out.split(_CHUNK)
+        ],
+        temperature,
+    )
+    known = None if moves else _known(still, [images.batch(index) for index in rest.split(_CHUNK)])
+
+    def loss(model: nn.Module, index: Tensor, drawn: torch.Generator) -> Tensor:
+        batch = augment(images.batch(rest[index]), drawn)
+        wanted = [leaf[index] for leaf in known] if known else outputs(still, batch)
+        return judge.distance(outputs(model, batch), wanted)
+
+    return Task(
+        count=len(rest),
+        loss=loss,
+        held_out=judge.loss,
+        identity=fingerprint([*images.arguments.values(), *values_of(still).values()])
+        + f" {images.fixed} {held} {augment} {temperature}",
+    )
+
+
+@torch.no_grad()
+def _known(teacher: nn.Module, batches: list[Batch]) -> list[Tensor] | None:
+    """Return every output of the teacher on all batches; None where images are not first there."""
+    found = [outputs(teacher, batch) for batch in batches]
+    for batch, leaves_of_batch in zip(batches, found, strict=True):
+        if any(leaf.shape[:1] != (samples(batch),) for leaf in leaves_of_batch):
+            return None
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
+    """Return the floating tensors that `model` puts out."""
+    return [leaf for leaf in leaves(call(model, batch)) if leaf.is_floating_point()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judge:
+    """The images that are held out, what the teacher says on them, and the distance from that."""
+
+    batches: list[Batch]
+    wanted: list[list[Tensor]]
+    spreads: list[float]
+    """The variance of every output over the images; 1 where it is constant."""
+    temperature: float
+
+    @classmethod
+    def of(cls, teacher: nn.Module, batches: list[Batch], temperature: float) -> "_Judge":
+        """Return the judge, with the teacher asked once."""
+        with torch.no_grad():
+            wanted = [outputs(teacher, batch) for batch in batches]
+        if not wanted[0]:
+            raise BadSettingError(
+                "the network puts out no floating tensor to learn from: return tensors, or lists, "
+                "dicts or dataclasses of them"
+            )
+        gaps = [OutputGap() for _ in wanted[0]]
+        for batch, outputs_of_batch in zip(batches, wanted, strict=True):
+            for gap, output in zip(gaps, outputs_of_batch, strict=True):
+                gap.add(output, output, samples(batch))
+        return cls(batches, wanted, [gap.variance or 1.0 for gap in gaps], temperature)
+
+    def distance(self, found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+        """Return T^2 KL(wanted || found) of the softmax at temperature T, or the relative error."""
+        if are_logits(wanted):
+            heat = self.temperature
+            own, aim = (F.log_softmax(x[0] / heat, 1) for x in (found, wanted))
+            return heat**2 * F.kl_div(own, aim, reduction="batchmean", log_target=True)
+        parts = [
+            F.mse_loss(own, aim) / spread
+            for own, aim, spread in zip(found, wanted, self.spreads, strict=True)
+        ]
+        return torch.stack(parts).mean()
+
+    def loss(self, model: nn.Module) -> float:
+        """Return the mean distance on the images held out."""
+        found = [outputs(model, batch) for batch in self.batches]
+        pairs = [
+            (float(self.distance(own, aim)), samples(batch))
+            for own, aim, batch in zip(found, self.wanted, self.batches, strict=True)
+        ]
+        return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)

@@ -1,0 +1,1 @@
+"""Step 3: the sparse regression of the paper; moments in, weights out, no network in sight."""

@@ -1,0 +1,102 @@
+"""Least squares on the channels that stay, without the shrinkage of eps_l2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from entrim.entropic.moments import Moments
+from entrim.entropic.objective import columns_of
+from entrim.errors import BadSettingError, SingularMomentsError
+
+RIDGE = 1e-10
+"""Relative to a unit diagonal: too small to shrink, enough for fewer rows than columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Refit:
+    """The best weights on given channels, channel-major, and their mean squared error."""
+
+    weight: Float[Tensor, "M columns"]
+    bias: Float[Tensor, " M"]
+    mse: float
+
+
+@dataclass(frozen=True, slots=True)
+class NormalEquations:
+    """Mean second moments of some channels, scaled to a unit diagonal: Z = (1; X) / scale."""
+
+    gram: Float[Tensor, "n1 n1"]
+    cross: Float[Tensor, "n1 M"]
+    scale: Float[Tensor, " n1"]
+
+    @classmethod
+    def of(cls, m: Moments, kept: Int[Tensor, " k"]) -> "NormalEquations":
+        """Return the normal equations of the channels `kept`."""
+        columns = columns_of(kept.to(m.gram_sum.device), m.block)
+        gram = m.gram_sum.index_select(0, columns).index_select(1, columns) / m.count
+        scale = gram.diagonal().sqrt()
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        gram.div_(scale).div_(scale[:, None])
+        cross = m.cross_sum.index_select(0, columns) / m.count / scale[:, None]
+        return cls(gram, cross, scale)
+
+    def among(self, columns: Int[Tensor, " k"]) -> "NormalEquations":
+        """Return the equations of some of the columns."""
+        gram = self.gram.index_select(0, columns).index_select(1, columns)
+        return NormalEquations(gram, self.cross[columns], self.scale[columns])
+
+    def factor(self, ridge: float = RIDGE) -> Float[Tensor, "n1 n1"]:
+        """Return the Cholesky factor of the matrix with its ridge."""
+        system = self.gram.clone()
+        system.diagonal().add_(ridge)
+        factor, info = torch.linalg.cholesky_ex(system)
+        if int(info) > 0:
+            raise SingularMomentsError(
+                f"pivot {int(info)} of {len(system)} is not positive: the sums are no second "
+                "moments; collect them again in float64"
+            )
+        return factor
+
+
+def refit(
+    moments: Moments, kept: Int[Tensor, " k"] | Sequence[int], *, ridge: float = RIDGE
+) -> Refit:
+    """Return the least-squares weights on the channels `kept`, in their order.
+
+    With fewer rows than columns, or with collinear columns, the minimiser is not unique; a `ridge`
+    of 1e-10 of each column's own second moment then picks one close to the shortest. A larger one
+    shrinks, which helps where there are not many more rows than columns.
+
+    >>> import torch, entrim
+    >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    >>> fit = entrim.refit(entrim.Moments.of(x, x[:, :1] * 2 + 1), kept=[0])
+    >>> round(fit.weight.item(), 6), round(fit.bias.item(), 6)
+    (2.0, 1.0)
+    """
+    channels = checked_channels(kept, moments.channels)
+    if not 0 <= ridge < float("inf"):
+        raise BadSettingError(f"ridge is {ridge}: it must be 0 or positive; try 1e-10")
+    equations = NormalEquations.of(moments, channels)
+    U = torch.cholesky_solve(equations.cross, equations.factor(ridge))
+    power = moments.target_sum_sq / moments.count
+    fitted = float(((2 * equations.cross - equations.gram @ U) * U).sum())
+    U = U / equations.scale[:, None]
+    mse = max(0.0, (power - fitted) / moments.outputs)
+    return Refit(weight=U[1:].T.contiguous(), bias=U[0].clone(), mse=mse)
+
+
+def checked_channels(kept: Tensor | Sequence[int], channels: int) -> Int[Tensor, " k"]:
+    """Return `kept` as indices, refused when empty, repeated or out of range."""
+    indices = torch.as_tensor(kept).to("cpu")
+    whole = not indices.is_floating_point() and indices.dtype != torch.bool
+    inside = bool(((indices >= 0) & (indices < channels)).all())
+    if indices.ndim != 1 or len(indices) == 0 or not whole or not inside:
+        raise BadSettingError(
+            f"kept must list at least one channel index from 0 to {channels - 1}, got {kept}"
+        )
+    if len(indices.unique()) < len(indices):
+        raise BadSettingError("kept names a channel twice: list each index once")
+    return indices.to(torch.int64)

@@ -1,0 +1,1 @@
+"""Write a network as ONNX or as a PyTorch program, and compare its outputs."""

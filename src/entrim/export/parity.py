@@ -1,0 +1,179 @@
+"""Networks as functions of a batch, whatever runs them, and how far two of them are apart."""
+
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from entrim.errors import EntrimError, ExportError, MissingExtraError, SaveError
+from entrim.graph.eager import call
+from entrim.records import Step
+
+INPUT = "images"
+"""What the input of an ONNX file is called."""
+BATCH = 64
+Answer = Callable[[Tensor], Sequence[Tensor]]
+"""A network as a function of a batch."""
+OnStep = Callable[[Step], None]
+_LOUD = ("torch.onnx", "torch.export", "")
+"""Loggers that tell developers of exporters what users cannot mend; "" is the root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """How far the outputs of one network are from those of another."""
+
+    images: int
+    largest: float
+    """The largest absolute difference."""
+    relative: float
+    """||y - y'|| / ||y||, of the output where it is worst."""
+    same: int | None
+    """Images whose largest output is the same; None where an output is no row of scores."""
+
+    @classmethod
+    def of(cls, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> "Parity":
+        """Return how far the outputs `found` are from those `wanted`, all with images first."""
+        if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in wanted] or not wanted:
+            raise ExportError(
+                f"the outputs have shapes {[tuple(y.shape) for y in found]} instead of "
+                f"{[tuple(y.shape) for y in wanted]}: return tensors with images first"
+            )
+        pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
+        scores, others = pairs[0]
+        rows = scores.dim() == 2 and scores.shape[1] > 1
+        return cls(
+            images=len(scores),
+            largest=_worst([(a - b).abs().max() for a, b in pairs]),
+            relative=_worst([_relative(a, b) for a, b in pairs]),
+            same=int((scores.argmax(1) == others.argmax(1)).sum()) if rows else None,
+        )
+
+    def __str__(self) -> str:
+        same = "" if self.same is None else f", same class for {self.same}"
+        return (
+            f"relative error {self.relative:.2g}, largest difference {self.largest:.2g}{same} of "
+            f"{self.images} images"
+        )
+
+
+def answer_of(model: nn.Module) -> Answer:
+    """Return the network as a function: all tensors that it returns, in order."""
+
+    @torch.no_grad()
+    def answer(batch: Tensor) -> list[Tensor]:
+        leaves = pytree.tree_leaves(call(model, batch))
+        return [leaf.cpu() for leaf in leaves if isinstance(leaf, Tensor)]
+
+    return answer
+
+
+def in_onnxruntime(content: bytes) -> Answer:
+    """Return an ONNX file as a function."""
+    onnx = runtime()
+    options = onnx.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    with named("onnxruntime cannot read the exported network"):
+        session = onnx.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def answer(batch: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(y) for y in session.run(None, {INPUT: batch.cpu().numpy()})]
+
+    return answer
+
+
+def outputs(answer: Answer, x: Tensor, on_step: OnStep | None = None) -> tuple[Tensor, ...]:
+    """Return the outputs of all images, in batches of several sizes: any number must do."""
+    parts = [answer(batch) for batch in batches(x, "compare", on_step)]
+    return tuple(
+        torch.cat([torch.atleast_1d(y) for y in part]) for part in zip(*parts, strict=True)
+    )
+
+
+def batches(x: Tensor, stage: str, on_step: OnStep | None) -> Iterator[Tensor]:
+    """Yield the first image alone, then the others; each is told once it has been dealt with."""
+    parts = [part for part in (x[:1], *x[1:].split(BATCH)) if len(part)]
+    for done, part in enumerate(parts, 1):
+        yield part
+        tell(on_step, stage, done, len(parts))
+
+
+def runtime() -> Any:
+    """Return onnxruntime; torch.onnx needs the other two."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        packages = "onnx onnxscript onnxruntime"
+        raise MissingExtraError("exporting to ONNX", packages, "export") from error
+    return onnxruntime
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep from users what exporters tell their own developers."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Turn whatever exporters raise into one sentence."""
+    try:
+        yield
+    except EntrimError:
+        raise
+    except OSError as error:
+        raise SaveError(
+            f"{what}, because {tempfile.gettempdir()} cannot be written ({error.strerror}): make "
+            "room there, or set TMPDIR to another folder"
+        ) from error
+    except Exception as error:
+        raise ExportError(
+            f"{what} ({_reason(error)}): write its forward with operations that the format knows, "
+            "in float32"
+        ) from error
+
+
+def tell(on_step: OnStep | None, stage: str, done: int, total: int) -> None:
+    """Report one step to whoever watches."""
+    if on_step is not None:
+        on_step(Step(stage=stage, name="", done=done, total=total))
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what began it all, without colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return re.sub(r"\x1b\[[0-9;]*m", "", first)
+
+
+def _relative(found: Tensor, wanted: Tensor) -> Tensor:
+    """Return ||found - wanted|| / ||wanted||; two zeros are equal."""
+    apart, size = (found - wanted).norm(), wanted.norm()
+    return apart if not apart else apart / size
+
+
+def _worst(values: Sequence[Tensor]) -> float:
+    """Return the largest value; NaN where there is one."""
+    return float(torch.stack(list(values)).max())

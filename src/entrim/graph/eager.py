@@ -1,0 +1,152 @@
+"""Eager calls of a network without side effects: copied inputs, no hooks of the user.
+
+Every eager call inside entrim goes through `call`, on a copy from `copy_without_hooks` or inside
+`hooks_removed`: a network may write into its inputs, and hooks may keep what they see.
+"""
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from entrim.errors import BadSettingError, TraceError
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""What the network is called with: one tensor, all positional or all keyword arguments."""
+
+Hooks = OrderedDict[int, Callable[..., Any]]
+
+
+def arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that `example` stands for."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def samples(example: Example) -> int:
+    """Return the batch size of `example`: the first dimension of its first tensor."""
+    for leaf in pytree.tree_leaves(arguments(example)):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return leaf.shape[0]
+    raise BadSettingError("the example holds no tensor that tells its batch: hand over batch=")
+
+
+def copy_inputs(
+    example: Example, convert: Callable[[Tensor], Tensor] = torch.clone
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `example` with every tensor copied."""
+    return pytree.tree_map_only(Tensor, convert, arguments(example))
+
+
+def call(model: nn.Module, example: Example) -> Any:
+    """Return the output of `model` on a copy of `example`: it may write into its inputs."""
+    args, kwargs = copy_inputs(example)
+    return model(*args, **kwargs)
+
+
+def unwrap(model: Any) -> nn.Module:
+    """Return the network inside the wrappers of torch.compile and data parallelism."""
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, parallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def copy_module(model: nn.Module) -> nn.Module:
+    """Return a deep copy of `model`, the hooks of its user included."""
+    try:
+        with warnings.catch_warnings():  # an exported program is copied with a deprecated pytree
+            warnings.simplefilter("ignore", FutureWarning)
+            return copy.deepcopy(model)
+    except RuntimeError as error:
+        raise TraceError(
+            f"the network cannot be copied ({error}): a hook keeps a computed tensor on a module; "
+            "where that is torch.nn.utils.weight_norm, take torch.nn.utils.parametrizations"
+        ) from error
+
+
+def copy_without_hooks(model: nn.Module) -> nn.Module:
+    """Return a deep copy of `model` without the forward hooks of its user.
+
+    The user's hooks must see neither fake tensors nor calibration images. Hooks of PyTorch itself,
+    such as those of `torch.nn.utils.spectral_norm`, are part of the computation and stay.
+    """
+    clone = copy_module(model)
+    for module, name, hooks in _user_hooks(clone):
+        module.__dict__[name] = _hooks_of_torch(hooks)
+    return clone
+
+
+@contextmanager
+def hooks_removed(model: nn.Module) -> Iterator[None]:
+    """Take the forward hooks of the user off `model` in place, and put them back even on error."""
+    before = _user_hooks(model)
+    try:
+        for module, name, hooks in before:
+            module.__dict__[name] = _hooks_of_torch(hooks)
+        yield
+    finally:
+        for module, name, hooks in before:
+            module.__dict__[name] = hooks
+
+
+def has_user_hooks(model: nn.Module) -> bool:
+    """Whether any module of `model` has a forward hook that PyTorch did not register itself."""
+    return bool(_user_hooks(model))
+
+
+def _user_hooks(model: nn.Module) -> list[tuple[nn.Module, str, Hooks]]:
+    """Return the modules with forward hooks of the user: module, attribute, all hooks there."""
+    return [
+        (module, name, hooks)
+        for module in model.modules()
+        for name in ("_forward_hooks", "_forward_pre_hooks")
+        if len(hooks := module.__dict__[name]) > len(_hooks_of_torch(hooks))
+    ]
+
+
+def _hooks_of_torch(hooks: Hooks) -> Hooks:
+    return OrderedDict((key, hook) for key, hook in hooks.items() if _is_of_torch(hook))
+
+
+def _is_of_torch(hook: object) -> bool:
+    owner = getattr(hook, "__module__", None) or type(hook).__module__
+    return owner == "torch" or owner.startswith("torch.")
+
+
+@contextmanager
+def neutral_context() -> Iterator[None]:
+    """Leave the inference mode and the autocast that the caller may be in.
+
+    Tensors made in inference mode could not be trained later, and autocast would put its rounding
+    into second moments and verifications.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        kinds = {"cpu"}
+        if torch.accelerator.is_available():
+            kinds.add(torch.accelerator.current_accelerator().type)  # pyright: ignore[reportOptionalMemberAccess]
+        for kind in sorted(kinds):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """Let seeds be set inside, for dropout, and put the caller's random numbers back."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield

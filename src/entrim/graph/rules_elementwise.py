@@ -1,0 +1,107 @@
+"""Rules for operations that keep channels apart: element by element, or plane by plane."""
+
+import re
+
+from entrim.graph.channel_ids import Value
+from entrim.graph.tracer import Call, Result
+
+
+def pointwise(call: Call) -> Result:
+    """Follow an element-wise operation: what meets in an element is one channel.
+
+    A tensor broadcast over the channels touches all of them, so it stays; and a tensor of as many
+    channels must lose them together with the others.
+    """
+    channels, shape = call.walk.channels, call.shape
+    operands = [(value, len(shape) - len(value.shape)) for value in call.operands()]
+    axes = [value.axis + lead for value, lead in operands if value.axis is not None]
+    if not operands:
+        return channels.frozen(shape, f"{call.node.name} is of fixed size")
+    if not axes:
+        for value, _ in operands[1:]:
+            channels.unite(operands[0][0].ids, value.ids)
+        return Value(shape, None, operands[0][0].ids)
+    axis = max(axes, key=lambda a: (shape[a] > 1, axes.count(a)))
+    vectors = []
+    for value, lead in operands:
+        if axis < lead or value.shape[axis - lead] == 1 < shape[axis]:
+            channels.freeze(value.ids, f"{call.node.name} spreads it over all channels")
+        elif value.shape[axis - lead] == shape[axis]:
+            vectors.append(channels.along(value, axis - lead))
+        else:
+            return call.walk.refuse(call, f"{call.node.name} does not broadcast")
+    for vector in vectors[1:]:
+        channels.unite(vectors[0], vector)
+    return Value(shape, axis, vectors[0])
+
+
+def first(call: Call) -> Result:
+    """Follow an operation that copies its first tensor, whatever else it is given."""
+    x = call.value()
+    return Value(call.shape, x.axis, x.ids)
+
+
+def dropout(call: Call) -> Result:
+    """Follow a dropout that is switched off."""
+    if call.get("train") or call.get("training"):
+        return call.walk.refuse(call, f"{call.node.name} draws random numbers")
+    return first(call)
+
+
+def over_dims(call: Call) -> Result:
+    """Follow a reduction, softmax or sort: channels pass where it does not run over them."""
+    x, dims = call.value(), call.get("dim")
+    if x.axis is None:
+        return call.results(lambda shape: Value(shape, None, x.ids))
+    rank = len(x.shape)
+    spanned = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+    if x.axis in spanned:
+        return call.walk.refuse(call, f"{call.node.name} runs over the channels")
+    lost = sum(dim < x.axis for dim in spanned)
+    axis = x.axis
+    return call.results(
+        lambda shape: Value(shape, axis if len(shape) == rank else axis - lost, x.ids)
+    )
+
+
+def plane(call: Call) -> Result:
+    """Follow pooling, interpolation and the like, which treat every channel by itself."""
+    x = call.value()
+    spatial = re.search(r"(\d)d", str(call.node.target))
+    others = [value for value in call.operands() if value is not x]
+    if spatial is None or (x.axis or 0) >= len(x.shape) - int(spatial[1]):
+        return call.walk.refuse(call, f"{call.node.name} runs over the channels")
+    for value in others:
+        call.walk.channels.freeze(value.ids, f"{call.node.name} reads it at every channel")
+    return call.results(lambda shape: Value(shape, x.axis, x.ids))
+
+
+_POINTWISE = (
+    "hardswish hardsigmoid relu6 selu celu softsign rrelu log_sigmoid hardshrink softshrink "
+    "tanhshrink threshold square copy masked_fill fill zero where clamp clip true_divide"
+)
+_COPIES = (
+    "to contiguous clone detach alias type_as lift_fresh_copy lift_fresh _to_copy float double "
+    "half bfloat16 zeros_like ones_like full_like empty_like"
+)
+_DROPOUTS = "dropout feature_dropout alpha_dropout feature_alpha_dropout"
+_OVER_DIMS = (
+    "mean sum amax amin var std max min linalg_vector_norm norm logsumexp prod any all argmax "
+    "argmin softmax log_softmax cumsum cumprod sort median"
+)
+_PLANES = (
+    "max_pool{} max_pool{}_with_indices avg_pool{} adaptive_avg_pool{} "
+    "adaptive_max_pool{} upsample_nearest{} _upsample_nearest_exact{} upsample_linear{} "
+    "upsample_bilinear{} upsample_trilinear{} upsample_bicubic{} _upsample_bilinear{}_aa "
+    "_upsample_bicubic{}_aa reflection_pad{} replication_pad{} grid_sampler_{}"
+)
+
+for _name, _rule in {
+    **dict.fromkeys(_POINTWISE.split(), pointwise),
+    **dict.fromkeys(_COPIES.split(), first),
+    **dict.fromkeys(_DROPOUTS.split(), dropout),
+    **dict.fromkeys(_OVER_DIMS.split(), over_dims),
+    **{name.format(f"{n}d"): plane for name in _PLANES.split() for n in (1, 2, 3)},
+}.items():
+    register_rule(f"aten::{_name}", _rule)
+register_rule(POINTWISE, pointwise)

@@ -1,0 +1,159 @@
+"""Rules for data movement: the operation itself is run on channel ids and the mapping read off."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from entrim.graph.channel_ids import Value
+from entrim.graph.tracer import Call, Result
+
+
+def move(call: Call) -> Result:
+    """Follow an operation that rearranges or copies elements."""
+    return _read_off(call, _first_axis(call))
+
+
+def reshape(call: Call) -> Result:
+    """Follow a reshape: no axis of the old shape has a claim in the new one."""
+    full = call.walk.channels.spread(call.value())
+    if full.numel() != math.prod(call.shape):
+        return call.walk.refuse(call, f"{call.node.name} reads bits as another type")
+    return call.walk.channels.gather(full.reshape(call.shape))
+
+
+def expand(call: Call) -> Result:
+    """Follow an expansion, also one to the shape of another tensor."""
+    x = call.value()
+    return call.walk.channels.gather(call.walk.channels.spread(x).expand(call.shape), x.axis)
+
+
+def concat(call: Call) -> Result:
+    """Follow a concatenation; of channels on their ids alone, whatever the size of the maps."""
+    values, channels = list(map(call.walk.value, call.get("tensors"))), call.walk.channels
+    dim = call.get("dim") % len(call.shape)
+    whole = all(len(value.shape) == len(call.shape) for value in values)
+    if whole and {value.axis for value in values} <= {None, dim}:
+        return Value(call.shape, dim, torch.cat([channels.along(value, dim) for value in values]))
+    return move(call)
+
+
+def stack(call: Call) -> Result:
+    """Follow a stack: its new axis has a fixed number of places, so channels stay on theirs."""
+    axis, dim = _first_axis(call), call.get("dim") % len(call.shape)
+    shifted = None if axis is None else axis + (axis >= dim)
+    return _read_off(call, shifted)
+
+
+def channel_shuffle(call: Call) -> Result:
+    """Follow a shuffle as what it is: a reshape into groups, a transposition, a reshape back."""
+    channels, groups = call.walk.channels, call.get("groups")
+    full = channels.spread(call.value())
+    split = channels.spread(
+        channels.gather(full.reshape(full.shape[0], groups, -1, *full.shape[2:]))
+    )
+    return channels.gather(split.transpose(1, 2).reshape(full.shape), 1)
+
+
+def part(call: Call) -> Result:
+    """Follow a slice or split; through the channels only in parts of one common size.
+
+    Whether code such as `x[:, : x.shape[1] // 2]` or a number stands behind it cannot be seen. The
+    channels are coupled so that equal parts stay equal; the trial cut tells whether the code
+    follows.
+    """
+    x, channels = call.value(), call.walk.channels
+    dim = call.get("dim") % len(x.shape)
+    if x.axis != dim:
+        return move(call)
+    places = torch.arange(x.shape[dim]).view([-1 if i == dim else 1 for i in range(len(x.shape))])
+    cut = _outputs(_run(call, lambda _: places.expand(x.shape)))
+    edges = [edge for piece in cut if piece.numel() for edge in _edges(piece)]
+    size = math.gcd(x.shape[dim], *edges)
+    if size == 1 < x.shape[dim] or any(_strided(piece) for piece in cut):
+        name = call.node.name
+        channels.freeze(x.ids, f"{name} takes single channels or uneven parts out of them")
+    else:
+        equal = x.ids.view(-1, size)
+        channels.unite(equal[:-1], equal[1:])
+    return move(call)
+
+
+def _edges(piece: Tensor) -> tuple[int, int]:
+    return int(piece.min()), int(piece.max()) + 1
+
+
+def _strided(piece: Tensor) -> bool:
+    first, end = _edges(piece) if piece.numel() else (0, 0)
+    return end - first != len(torch.unique(piece))
+
+
+def roll(call: Call) -> Result:
+    """Follow a cyclic shift, of positions only: shifted channels have no fixed place."""
+    x, dims = call.value(), call.get("dims")
+    if not dims or x.axis is None or x.axis in {dim % len(x.shape) for dim in dims}:
+        return call.walk.refuse(call, f"{call.node.name} shifts channels")
+    return Value(x.shape, x.axis, x.ids)
+
+
+def pad(call: Call) -> Result:
+    """Follow padding: new positions belong to the channel, new channels are of fixed number."""
+    x, channels = call.value(), call.walk.channels
+    widths = list(call.get("pad"))
+    sides = {len(x.shape) - 1 - i // 2: tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)}
+    if x.axis is None or sides.get(x.axis, (0, 0)) == (0, 0):
+        return Value(call.shape, x.axis, x.ids)
+    if call.get("mode") not in (None, "constant") or min(sides[x.axis]) < 0:
+        return call.walk.refuse(call, f"{call.node.name} pads channels with other channels")
+    fill = channels.frozen((), f"{call.node.name} pads a fixed number of channels").ids
+    before, after = sides[x.axis]
+    return Value(call.shape, x.axis, torch.cat([fill.expand(before), x.ids, fill.expand(after)]))
+
+
+def _read_off(call: Call, prefer: int | None) -> Result:
+    channels = call.walk.channels
+    outputs = _run(call, lambda node: channels.spread(call.walk.value(node)))
+    if isinstance(outputs, Tensor):
+        return channels.gather(outputs, prefer)
+    return tuple(channels.gather(output, prefer) for output in outputs)
+
+
+def _run(call: Call, ids: Callable[[fx.Node], Tensor]) -> Any:
+    """Return what the operation makes of ids in place of its tensors."""
+    operation: Any = call.node.target
+    args, kwargs = map_arg((call.node.args, call.node.kwargs), ids)
+    return operation(*args, **kwargs)
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _first_axis(call: Call) -> int | None:
+    """Return where the channels of the first operand that has any would be found again."""
+    axes = [value.axis for value in call.operands() if value.axis is not None]
+    return axes[0] if axes else None
+
+
+_RESHAPES = "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as"
+_MOVES = (
+    "permute transpose t movedim moveaxis swapaxes swapdims numpy_T mT adjoint "
+    "repeat tile flip pixel_shuffle pixel_unshuffle"
+)
+_PARTS = "slice split split_with_sizes chunk narrow select unbind tensor_split unsafe_split"
+
+for _name, _rule in {
+    **dict.fromkeys(_RESHAPES.split(), reshape),
+    **dict.fromkeys(_MOVES.split(), move),
+    **dict.fromkeys(_PARTS.split(), part),
+    **dict.fromkeys(("expand", "expand_as"), expand),
+    **dict.fromkeys(("pad", "constant_pad_nd"), pad),
+    **dict.fromkeys(("cat", "concat", "concatenate"), concat),
+    "stack": stack,
+    "channel_shuffle": channel_shuffle,
+    "roll": roll,
+}.items():
+    register_rule(f"aten::{_name}", _rule)

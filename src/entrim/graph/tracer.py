@@ -1,0 +1,345 @@
+"""The walk through the exported graph, from the network's inputs to its outputs."""
+
+import itertools
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+
+from entrim.errors import TraceError
+from entrim.graph.channel_ids import Channels, Value
+from entrim.graph.eager import Example, arguments, copy_without_hooks, unwrap
+
+Result = Value | tuple[Value | None, ...] | None
+Vector = Int[Tensor, " _"]
+
+
+@dataclass(slots=True)
+class Walk:
+    """The state of one walk; rules read and extend it, nothing else does."""
+
+    module: nn.Module
+    names: Mapping[fx.Node, str]
+    """Placeholder of a parameter or buffer -> its name."""
+    shapes: Mapping[str, tuple[int, ...]]
+    aliases: Mapping[str, tuple[str, ...]]
+    """Parameter or buffer -> all its names, the first one first."""
+    idle: set[str] = field(default_factory=set)
+    """Parameters and buffers that nothing reads in eval mode."""
+    channels: Channels = field(default_factory=Channels)
+    values: dict[fx.Node, Result] = field(default_factory=dict)
+    bindings: dict[tuple[str, int], Vector] = field(default_factory=dict)
+    """(tensor, dimension) -> ids along it."""
+    producers: dict[str, Vector] = field(default_factory=dict)
+    """Layer -> ids of its outputs."""
+    sites: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    """Weight -> the dimension of its inputs, and where an intercept goes."""
+    attributes: dict[tuple[str, str], tuple[Vector, int]] = field(default_factory=dict)
+    """(module, attribute) -> ids it counts, and how many of them make one."""
+
+    def bind(self, tensor: str, dim: int, ids: Vector) -> Vector:
+        """Let `dim` of `tensor` follow `ids`, also where it follows others already."""
+        before = self.bindings.setdefault((tensor, dim), ids)
+        self.channels.unite(before, ids)
+        return before
+
+    def produce(self, layer: str, tensor: str, dim: int, copies: int = 1) -> Vector:
+        """Return the output ids of `layer`: new ones, `copies` times over, or those of before."""
+        size = self.shapes[tensor][dim]
+        if (tensor, dim) not in self.bindings:
+            self.bindings[tensor, dim] = self.channels.fresh(size // copies).repeat(copies)
+        ids = self.bindings[tensor, dim]
+        alike = ids.view(copies, -1)
+        self.channels.unite(alike[:-1], alike[1:])
+        self.producers.setdefault(layer, ids)
+        return ids
+
+    def value(self, node: fx.Node) -> Value:
+        """Return the value of a node that holds one tensor; a parameter's ids are made here."""
+        if node not in self.values:
+            self.values[node] = self._stored(self.names[node])
+        value = self.values[node]
+        if not isinstance(value, Value):
+            return self.channels.frozen(_shape(node), f"{node} is not a tensor")
+        return value
+
+    def refuse(self, call: "Call", reason: str) -> Result:
+        """Freeze everything that goes into `call` and comes out of it."""
+        operands = list(call.operands())
+        if not operands:
+            reason = f"{call.node.name} makes a tensor of fixed size"
+        for value in operands:
+            self.channels.freeze(value.ids, reason)
+        return call.results(lambda shape: self.channels.frozen(shape, reason))
+
+    def modules_with(self, tensor: str) -> tuple[str, ...]:
+        """Return the modules that hold `tensor`, each by one name: a module may have several."""
+        owners = (name.rpartition(".")[0] for name in self.aliases[tensor])
+        return tuple(dict.fromkeys(map(self.first_name, owners)))
+
+    def first_name(self, module: str) -> str:
+        """Return the first of the names that the module called `module` is registered under."""
+        wanted = self.module.get_submodule(module)
+        return next(name for name, found in self.module.named_modules() if found is wanted)
+
+    def _stored(self, name: str) -> Value:
+        shape = self.shapes[name]
+        wide = [dim for dim, size in enumerate(shape) if size > 1]
+        if len(wide) > 1:
+            value = self.channels.frozen(shape, f"{name} is used as a whole, not by a known layer")
+            for dim in wide:
+                self.bind(name, dim, value.ids.expand(shape[dim]))
+            return value
+        if not wide:
+            return self.channels.frozen(shape, f"{name} has one element")
+        return Value(shape, wide[0], self.bind(name, wide[0], self.channels.fresh(shape[wide[0]])))
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by name; defaults are filled in from the schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {str(i): argument for i, argument in enumerate(node.args)}
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return {**defaults, **given, **node.kwargs}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation of the exported graph, its arguments by their name in the schema."""
+
+    walk: Walk
+    node: fx.Node
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, walk: Walk, node: fx.Node) -> "Call":
+        """Return the call that `node` stands for."""
+        return cls(walk, node, arguments_of(node))
+
+    def get(self, name: str) -> Any:
+        """Return the argument called `name`, None where the operation has none."""
+        return self.arguments.get(name)
+
+    def value(self, name: str | None = None) -> Value:
+        """Return the value of the tensor argument called `name`, by default of the first."""
+        node: Any = self.node.args[0] if name is None else self.arguments[name]
+        return self.walk.value(node)
+
+    def tensor(self, name: str) -> str | None:
+        """Return the name of the parameter or buffer handed over as `name`, None for others."""
+        node = self.get(name)
+        return self.walk.names.get(node) if isinstance(node, fx.Node) else None
+
+    def operands(self) -> Iterator[Value]:
+        """Yield the values of all tensors that go in."""
+        for node in self.node.all_input_nodes:
+            result = self.walk.values.get(node)
+            if isinstance(result, tuple):
+                yield from (part for part in result if part is not None)
+            elif result is not None or node in self.walk.names:
+                yield self.walk.value(node)
+
+    def attach(self, name: str, ids: Vector) -> None:
+        """Let the vector handed over as `name`, if any, follow `ids`."""
+        node = self.get(name)
+        if node is None:
+            return
+        tensor = self.walk.names.get(node)
+        if tensor is not None:
+            self.walk.bind(tensor, 0, ids)
+        else:
+            self.walk.channels.unite(self.walk.channels.along(self.walk.value(node), 0), ids)
+
+    def owners(self) -> tuple[str, ...]:
+        """Return the modules that have the weight or statistics in use, else the one that calls."""
+        tensor = self.tensor("weight") or self.tensor("running_mean")
+        if tensor is not None:
+            return self.walk.modules_with(tensor)
+        stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
+        return (self.walk.first_name(list(stack.values())[-1][0]),)
+
+    def count(self, name: str, ids: Vector, step: int = 1) -> None:
+        """Keep the attribute `name` of the modules behind this call true when `ids` shrink."""
+        for owner in self.owners():
+            value = getattr(self.walk.module.get_submodule(owner), name, None)
+            if type(value) is int and value == len(ids) // step:
+                before, _ = self.walk.attributes.setdefault((owner, name), (ids, step))
+                self.walk.channels.unite(before, ids)
+
+    def layer(self) -> str:
+        """Return the name of the layer whose weight this is: its module, or the tensor itself."""
+        name = self.tensor("weight") or self.owners()[0] or self.node.name
+        return name.removesuffix(".weight")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the one tensor that comes out."""
+        return _shape(self.node)
+
+    def results(self, make: Callable[[tuple[int, ...]], Value]) -> Result:
+        """Return `make(shape)` for every tensor that comes out."""
+        out = self.node.meta.get("val")
+        if isinstance(out, Tensor):
+            return make(tuple(out.shape))
+        if isinstance(out, list | tuple):
+            return tuple(make(tuple(o.shape)) if isinstance(o, Tensor) else None for o in out)
+        return None
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    out = node.meta.get("val")
+    return tuple(out.shape) if isinstance(out, torch.Tensor) else ()
+
+
+Rule = Callable[["Call"], Result]
+RULES: dict[str, Rule] = {}
+"""Qualified operator -> its rule. Rules of PyTorch's operators are registered by `rules_*`."""
+POINTWISE = "pointwise"
+"""The name of the rule for every operator that PyTorch itself declares element-wise."""
+_SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_size", "sym_numel"}
+
+
+def follow(model: nn.Module, example: Example) -> Walk:
+    """Return what a walk through `model` in eval mode finds; the model is not touched."""
+    still = copy_without_hooks(unwrap(model)).eval()
+    program = exported(still, example)
+    shapes, aliases = named_tensors(still)
+    names = placeholders(program, aliases)
+    walk = Walk(still, names, shapes, aliases)
+    used = {name for node, name in names.items() if node.users}
+    walk.idle.update(name for name in names.values() if name not in used)
+    for node in program.graph.nodes:
+        if node.op == "output":
+            _freeze_outputs(walk, node)
+        elif node.op == "placeholder" and node not in names:
+            walk.values[node] = _given(walk, node, program)
+        elif node not in names:
+            walk.values[node] = _step(walk, node)
+    return walk
+
+
+def exported(
+    model: nn.Module, example: Example, dynamic_shapes: tuple[Any, ...] | None = None
+) -> ExportedProgram:
+    """Return the operations of `model` on `example`, as torch.export sees them."""
+    args, kwargs = arguments(example)
+    for name, _ in model.named_modules():
+        if not name.isprintable() or '"' in name or "\\" in name:
+            raise TraceError(
+                f"the name {name!r} of a layer holds a quote, a backslash or a control character, "
+                "and torch.export writes names into code: rename the layer"
+            )
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise TraceError(
+            f"torch.export cannot follow {type(model).__name__} on this example ({first}): check "
+            "that the network runs on the example, and that no `if` in its forward depends on the "
+            "values of a tensor"
+        ) from error
+
+
+def named_tensors(
+    model: nn.Module,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, ...]]]:
+    """Return the shape of every tensor, and all names of each by its first."""
+    shapes, aliases, first = {}, {}, {}
+    every = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    for name, tensor in every:
+        stand = first.setdefault(id(tensor), name)
+        shapes[name] = tuple(tensor.shape)
+        aliases[stand] = (*aliases.get(stand, ()), name)
+    return shapes, aliases
+
+
+def placeholders(
+    program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]
+) -> dict[fx.Node, str]:
+    """Return the parameter or buffer behind each placeholder; shared tensors by one name."""
+    first = {alias: name for name, others in aliases.items() for alias in others}
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return {
+        node: first[targets[node.name]]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in targets
+    }
+
+
+def _given(walk: Walk, node: fx.Node, program: ExportedProgram) -> Result:
+    is_input = node.name in program.graph_signature.user_inputs
+    what = "an input of the network" if is_input else "a tensor of fixed size"
+    return Call.of(walk, node).results(lambda s: walk.channels.frozen(s, f"{node} is {what}"))
+
+
+def _step(walk: Walk, node: fx.Node) -> Result:
+    call = Call.of(walk, node)
+    if node.target is operator.getitem:
+        parts = walk.values[node.all_input_nodes[0]]
+        index = node.args[1]
+        return parts[index] if isinstance(parts, tuple) and isinstance(index, int) else None
+    name = getattr(getattr(node.target, "_schema", None), "name", str(node.target))
+    namespace, _, name = name.rpartition("::")
+    if namespace == "aten" and name in _SILENT:
+        return None
+    operator_name = f"{namespace or node.op}::{name}"
+    plain = operator_name.removesuffix("_") if _in_place(call) else operator_name
+    rule = RULES.get(plain)
+    if rule is None and node.op == "call_function" and _is_pointwise(node.target):
+        rule = RULES[POINTWISE]
+    if rule is not None:
+        return _obey(rule, call)
+    return walk.refuse(call, f"no rule for the operation {operator_name}")
+
+
+def _is_pointwise(target: object) -> bool:
+    """Whether PyTorch itself calls an operation element-wise, and it draws nothing at random."""
+    tags = getattr(target, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def register_rule(operator_name: str, rule: Rule) -> None:
+    """Let `rule` follow the channels through an operator.
+
+    Parameters
+    ----------
+    operator_name : str
+        Qualified name of a PyTorch operator, such as `"mylib::scale"`.
+    rule : callable
+        Takes the `Call` and returns the `Value` of its output, or a tuple with one per output.
+    """
+    RULES[operator_name] = rule
+
+
+def _obey(rule: Callable[[Call], Result], call: Call) -> Result:
+    """Return what `rule` says; a call that it was not made for is frozen and named."""
+    try:
+        return rule(call)
+    except Exception as error:
+        reason = f"{call.node.name} could not be followed ({type(error).__name__}: {error})"
+        return call.walk.refuse(call, reason)
+
+
+def _in_place(call: Call) -> bool:
+    schema = getattr(call.node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _freeze_outputs(walk: Walk, node: fx.Node) -> None:
+    for value in Call.of(walk, node).operands():
+        walk.channels.freeze(value.ids, "it is an output of the network")

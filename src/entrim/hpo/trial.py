@@ -1,0 +1,296 @@
+"""One trial of a search: choose from moments that lie ready, look at the price, rebuild, score."""
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from entrim.calibration.tensor_store import Shelf
+from entrim.choose import Chosen
+from entrim.deciding import Scene, choose_in
+from entrim.entropic.least_squares import refit
+from entrim.entropic.moments import Moments
+from entrim.errors import BadSettingError, CalibrationWarning, RolledBackWarning
+from entrim.graph.channel_graph import Group
+from entrim.graph.eager import Example, own_randomness
+from entrim.pipeline import build
+from entrim.rebuilding import cut_in
+from entrim.records import FORMAT
+from entrim.run import Run
+from entrim.scoring import Metric, score_of
+from entrim.settings import Patterns, Settings, matches
+from entrim.surgery.measure import measure
+from entrim.surgery.prune import sliced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One setting that a search tried."""
+
+    number: int
+    """From 1 on, in the order in which they began."""
+    eps: Mapping[str, tuple[float, float]]
+    """(eps_w, eps_l2) by pattern, as `sparsify(eps=...)` takes it."""
+    widths: Mapping[str, int]
+    """Channels that stay in every group that was chosen in."""
+    params: float
+    """The fraction of the parameters that remains."""
+    macs: float
+    """The fraction of the MACs that remains."""
+    lost: float
+    """What the layers lose by a refit on their kept channels, relative to their variance, summed
+    over the groups: an estimate without labels, made before anything is rebuilt."""
+    score: float | None
+    """None where the trial was pruned or failed."""
+    how: str
+    """The sentence that says how the trial ended."""
+    seconds: float
+    """What rebuilding, cutting and scoring took; 0 where the trial ended before."""
+    digest: str
+    """Alike for trials that lead to the same network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """Everything that a search tried, and its Pareto front."""
+
+    model: str
+    images: int
+    cost: str
+    """What was minimised beside the score: params or macs."""
+    intact: float
+    """The score of the network as it was handed over."""
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    front: tuple[Trial, ...]
+    """Trials that no other beats in cost and score, the cheapest first."""
+    trials: tuple[Trial, ...]
+    """All that ended, in the order in which they began."""
+    seconds: Mapping[str, float]
+    """By stage, in this process."""
+
+    @property
+    def spared(self) -> int:
+        """The number of trials that ended without being rebuilt and scored."""
+        return sum(trial.seconds == 0 for trial in self.trials)
+
+    @property
+    def saved(self) -> float:
+        """The seconds that this spared, at the mean of those trials that were scored."""
+        took = [trial.seconds for trial in self.trials if trial.seconds]
+        return self.spared * sum(took) / len(took) if took else 0.0
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)})
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model}: score {self.intact:.4g} intact; {len(self.trials)} trials, "
+            f"{self.spared} of them not scored, which saved about {self.saved:.1f} s"
+        ]
+        lines += [
+            f"  {trial.params:>6.1%} of the parameters, {trial.macs:>6.1%} of the MACs: "
+            f"score {trial.score:.4g} (trial {trial.number})"
+            for trial in self.front
+        ]
+        return "\n".join(lines)
+
+
+def pareto(trials: Sequence[Trial], cost: str) -> tuple[Trial, ...]:
+    """Return the trials that no other beats in `cost` and score, the cheapest first.
+
+    Of trials alike in both the earliest stands for all.
+    """
+    scored = [trial for trial in trials if trial.score is not None]
+    front: list[Trial] = []
+    for trial in sorted(scored, key=lambda t: (getattr(t, cost), -(t.score or 0.0), t.number)):
+        if not front or (trial.score or 0.0) > (front[-1].score or 0.0):
+            front.append(trial)
+    return tuple(front)
+
+
+if TYPE_CHECKING:
+    Division = Mapping[str, Patterns] | Patterns | None
+else:
+    Division = object  # so that anything else is refused by us, with the remedy
+Parts = Mapping[str, tuple[str, ...]]
+"""The patterns of every part, under its name."""
+PARTS = 4
+"""Of a network whose parts nobody named: two eps each are as many as some dozen trials can tune."""
+
+
+def parts_of(patterns: Division, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
+    """Return the parts that `patterns` make of `groups`; the first pattern that matches counts.
+
+    None makes at most four, of neighbouring groups.
+    """
+    if not groups:
+        raise BadSettingError("no group is left to search in: widen layers= or skip=")
+    if patterns is None:
+        return _neighbours([group.name for group in groups])
+    parts = _named(patterns)
+    left = list(groups)
+    for pattern in (pattern for part in parts.values() for pattern in part):
+        mine = [group.name for group in left if matches(pattern, group)]
+        if not mine:
+            raise BadSettingError(f"{_why_empty(pattern, groups)}: take {pattern!r} out")
+        left = [group for group in left if group.name not in mine]
+    if left:
+        raise BadSettingError(
+            f"no pattern matches {', '.join(group.name for group in left)}: add a last pattern "
+            '"*", or leave them whole with skip='
+        )
+    return parts
+
+
+def _neighbours(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    number = min(PARTS, len(names))
+    edges = [round(k * len(names) / number) for k in range(number + 1)]
+    runs = [tuple(names[a:b]) for a, b in pairwise(edges)]
+    return {run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}": run for run in runs}
+
+
+def _named(patterns: Division) -> dict[str, tuple[str, ...]]:
+    if isinstance(patterns, Mapping):
+        parts = {name: _listed(some) for name, some in patterns.items()}
+    else:
+        parts = {pattern: (pattern,) for pattern in _listed(patterns)}
+    return {_text(name): tuple(map(_text, some)) for name, some in parts.items()}
+
+
+def _listed(patterns: object) -> tuple[object, ...]:
+    if isinstance(patterns, str):
+        return (patterns,)
+    if isinstance(patterns, Sequence):
+        return tuple(patterns)
+    raise BadSettingError(f"patterns holds {patterns!r}: hand over a pattern, or a list of them")
+
+
+def _text(pattern: object) -> str:
+    if isinstance(pattern, str):
+        return pattern
+    raise BadSettingError(f"patterns holds {pattern!r}: hand over strings")
+
+
+def _why_empty(pattern: str, groups: Sequence[Group]) -> str:
+    if any(matches(pattern, group) for group in groups):
+        return f"the patterns before {pattern!r} match all that it does"
+    return (
+        f"no group matches {pattern!r}; patterns name layers that make channels, and the groups "
+        f"are {', '.join(group.name for group in groups)}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """The channels that one setting chooses, what they cost, and how well they fit."""
+
+    settings: Settings
+    chosen: Mapping[str, Chosen]
+    kept: Mapping[str, tuple[int, ...]]
+    params: float
+    macs: float
+    lost: float
+    """What the readers lose by a refit on the kept channels, relative to their variance."""
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Channels that stay in every group."""
+        return {name: len(found.kept) for name, found in self.chosen.items()}
+
+    @property
+    def digest(self) -> str:
+        """What tells this network from others: the channels, where these decide on the weights."""
+        told = (sorted(self.kept.items()), None if self.settings.refits else self.settings.eps)
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ground:
+    """What all trials of one process stand on: the network, its moments collected once."""
+
+    run: Run
+    scene: Scene
+    groups: Sequence[Group]
+    grams: Shelf
+    example: Example
+    params: int
+    macs: int
+
+    @classmethod
+    def of(
+        cls, run: Run, scene: Scene, groups: Sequence[Group], grams: Shelf, example: Example
+    ) -> "Ground":
+        """Return the ground of a run whose moments lie on `grams`."""
+        whole = measure(run.model, example, repeats=2)
+        return cls(
+            run=run,
+            scene=scene,
+            groups=groups,
+            grams=grams,
+            example=example,
+            params=whole.params,
+            macs=whole.macs,
+        )
+
+    def choose(self, settings: Settings) -> Choice:
+        """Return what `settings` choose, without touching a weight."""
+        asks = settings.asks(self.scene.graph, self.scene.alone)
+        chosen = choose_in(self.groups, self.run, self.scene, asks, self.grams, quiet=True)
+        kept = cut_in(self.scene, chosen)
+        with self.run.stage("choose"):
+            params, macs = self.cost(sliced(self.run.model, self.scene.graph, kept))
+            lost = sum(
+                _error(self.scene.moments(group, self.grams), chosen[group.name].kept)
+                for group in self.groups
+            )
+        return Choice(
+            settings=settings, chosen=chosen, kept=kept, params=params, macs=macs, lost=lost
+        )
+
+    def cost(self, model: nn.Module) -> tuple[float, float]:
+        """Return the fractions of parameters and MACs that `model` has of the original."""
+        size = measure(model, self.example, repeats=2)
+        return size.params / self.params, size.macs / max(self.macs, 1)
+
+    def built(self, choice: Choice) -> nn.Module:
+        """Return the smaller network in eval mode.
+
+        Its warnings are not passed on: there would be some for every trial, and whoever takes one
+        of them up hears them from `sparsify`.
+        """
+        run = Run(self.run.model, choice.settings, self.run.images, None, lambda _: None)
+        with warnings.catch_warnings(), own_randomness():
+            for category in (CalibrationWarning, RolledBackWarning):
+                warnings.simplefilter("ignore", category)
+            done = build(run, self.scene, choice.chosen, self.grams, self.example)
+        for stage, seconds in run.seconds.items():
+            self.run.seconds[stage] = self.run.seconds.get(stage, 0.0) + seconds
+        return done.model.eval()
+
+
+def scored(score: Metric, model: nn.Module) -> tuple[float | None, str]:
+    """Return what `score` says of `model`, or None and what went wrong."""
+    try:
+        return score_of(score, model, "score"), "scored"
+    except BadSettingError as error:
+        return None, f"failed: {error}"
+    except Exception as error:  # whatever a user's function may raise
+        return None, f"failed: score raised {type(error).__name__}: {error}"
+
+
+def _error(moments: Sequence[Moments], kept: Sequence[int]) -> float:
+    """Return the squared error of a refit on `kept`, relative to the variance, over all readers."""
+    parts = []
+    for m in moments:
+        mean = m.cross_sum[0] / m.count
+        variance = (m.target_sum_sq / m.count - float(mean.square().sum())) / m.outputs
+        parts.append(refit(m, kept).mse / variance if variance > 0 else 0.0)
+    return sum(parts) / len(parts)

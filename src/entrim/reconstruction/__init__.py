@@ -1,0 +1,1 @@
+"""Step 6: new weights for the kept channels."""

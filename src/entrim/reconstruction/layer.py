@@ -1,0 +1,182 @@
+"""New weights for one layer, and where they go."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from entrim.calibration.collect import Gram
+from entrim.calibration.consumers import Reader, Stays
+from entrim.entropic.least_squares import Refit, refit
+from entrim.entropic.moments import Moments
+from entrim.graph.channel_graph import ChannelGraph, Group
+from entrim.storage.checkpoint import Unit
+from entrim.surgery.prune import part_of, put_part, zero_gone
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """How well a layer can still do its work."""
+
+    layer: str
+    rows: int
+    columns: int
+    error: float
+    """Squared error of the outputs that stay, relative to their variance."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The weights of one consumer on the channels that stay."""
+
+    kept: Int[Tensor, " k"]
+    weight: Float[Tensor, "M columns"]
+    bias: Float[Tensor, " M"]
+
+
+def masked_tensors(
+    graph: ChannelGraph, stays: Stays, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the tensors with the columns of the channels that go set to zero."""
+    changed = {}
+    for site in graph.sites:
+        dims = stays.get(site.weight, {})
+        if site.dim in dims:
+            changed[site.weight] = tensors[site.weight].clone()
+            zero_gone(changed[site.weight], site.dim, dims)
+    return {**tensors, **changed}
+
+
+def refit_alone(
+    reader: Reader,
+    gram: Gram,
+    stays: Stays,
+    original: Mapping[str, Tensor],
+    tensors: dict[str, Tensor],
+    ridge: float,
+) -> Fitted:
+    """Refit one layer on the original activations, in place in `tensors`."""
+    inputs, outputs = reader.staying(stays)
+    groups = reader.geometry.groups
+    weight = reader.matrices(original[reader.site.weight]).double().cpu()
+    block = reader.columns // (reader.channels // groups)
+    rows = outputs.view(groups, -1) - torch.arange(groups)[:, None] * weight.shape[1]
+    channels = inputs.view(groups, -1) - torch.arange(groups)[:, None] * (reader.channels // groups)
+    offsets = torch.arange(block)
+    parts, variance = [], 0.0
+    for number in range(groups):
+        columns = (channels[number][:, None] * block + offsets).flatten()
+        sums = gram.sums[number].cpu()
+        stay = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns])
+        gone = torch.ones(len(sums), dtype=torch.bool)
+        gone[stay] = False
+        lost = weight[number][rows[number]][:, gone[1:]].T
+        gone = gone.nonzero()[:, 0]
+        cross = sums[stay][:, gone] @ lost
+        missing = float((lost * (sums[gone][:, gone] @ lost)).sum())
+        moments = Moments(
+            count=gram.count,
+            gram_sum=sums[stay][:, stay],
+            cross_sum=cross,
+            target_sum_sq=max(0.0, missing),
+        )
+        parts.append(solved(reader, moments, ridge))
+        variance += _variance(sums, weight[number][rows[number]], gram.count)
+    put_in(reader, parts, stays, tensors)
+    return fitted(reader, parts, gram.count, variance)
+
+
+def place_solution(
+    reader: Reader,
+    group: Group,
+    parts: Sequence[Part],
+    tensors: dict[str, Tensor],
+) -> None:
+    """Give the layer the weights that solving for `group` found, in place in `tensors`."""
+    name = reader.site.weight
+    matrices = reader.matrices(tensors[name]).clone()
+    offsets = []
+    tables = reader.of_group(group)
+    for number, (table, part) in enumerate(zip(tables, parts, strict=True)):
+        matrices[number][:, table[table >= 0]] = 0
+        columns = table[part.kept].flatten()
+        there = columns >= 0
+        matrices[number][:, columns[there]] = part.weight[:, there].to(matrices)
+        offsets.append(part.bias)
+    tensors[name] = reader.weight(matrices).view(reader.shape)
+    if reader.site.bias_home is None:
+        return
+    home = touched(reader)[1]
+    offset = torch.cat(offsets).to(tensors[home])
+    if reader.site.bias_home != "bias":
+        tensors[home] = tensors[home] - offset
+    elif reader.reads_only(group):
+        tensors[home] = offset
+    else:
+        tensors[home] = tensors[home] + offset
+
+
+def solved(reader: Reader, moments: Moments, ridge: float) -> Refit:
+    """Return the least-squares fit, without intercept where the layer has no place for one."""
+    if reader.site.bias_home is None:
+        moments = moments.through_origin()
+    return refit(moments.to("cpu"), range(moments.channels), ridge=ridge)
+
+
+def put_in(
+    reader: Reader, parts: Sequence[Refit], stays: Stays, tensors: dict[str, Tensor]
+) -> None:
+    """Add the solved differences to the layer's weights, their intercept where it has its home."""
+    name = reader.site.weight
+    dims = stays.get(name, {})
+    full = tensors[name].clone()
+    step = reader.weight(torch.stack([part.weight for part in parts]))
+    small = part_of(full, dims)
+    put_part(full, dims, small + step.view(small.shape).to(small))
+    tensors[name] = full
+    home = reader.site.bias_home
+    if home is None:
+        return
+    _, outputs = reader.staying(stays)
+    name = touched(reader)[1]
+    sign = 1 if home == "bias" else -1
+    full = tensors[name].clone()
+    full[outputs.to(full.device)] += sign * torch.cat([part.bias for part in parts]).to(full)
+    tensors[name] = full
+
+
+def touched(reader: Reader) -> list[str]:
+    """Return the tensors that a refit of `reader` changes."""
+    home = reader.site.bias_home
+    if home is None:
+        return [reader.site.weight]
+    if home == "bias":
+        return [reader.site.weight, f"{reader.site.layer}.bias"]
+    return [reader.site.weight, home.removeprefix("batchnorm:")]
+
+
+def packed(fit: Fitted, reader: Reader, tensors: Mapping[str, Tensor]) -> Unit:
+    """Return a refitted layer as a unit of work."""
+    return Unit(asdict(fit), {name: tensors[name] for name in touched(reader)})
+
+
+def put_back(unit: Unit, tensors: dict[str, Tensor]) -> None:
+    """Give the layer the weights of the unit, laid in memory as those of before."""
+    for name, tensor in unit.tensors.items():
+        tensors[name] = torch.empty_like(tensors[name]).copy_(tensor) if unit.taken else tensor
+
+
+def fitted(reader: Reader, parts: Sequence[Refit], rows: int, variance: float) -> Fitted:
+    """Return how well the solved `parts` serve outputs of that total variance."""
+    lack = sum(part.mse * len(part.bias) for part in parts)
+    columns = parts[0].weight.shape[1]
+    return Fitted(reader.site.layer, rows, columns, lack / variance if variance else 0.0)
+
+
+def _variance(sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int) -> float:
+    """Return the variance of the outputs that `weight` makes, summed over them."""
+    mean = sums[0, 1:] / count
+    second = float((weight * (weight @ sums[1:, 1:])).sum()) / count
+    return max(0.0, second - float((weight @ mean).square().sum()))

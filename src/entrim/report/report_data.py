@@ -1,0 +1,130 @@
+"""What a report tells, read from a saved folder."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from entrim.records import Record
+from entrim.storage.model_folder import read_manifest, record_in
+
+COMMAND = "command.json"
+"""The file in which the command line notes how it was called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of the ribbon."""
+
+    name: str
+    before: int = 0
+    """The channels that it made."""
+    after: int = 0
+    """Those that it still makes."""
+    reasons: tuple[str, ...] = ()
+    """Why some of its channels had to stay."""
+    looked_at: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """The record of a run, and what else the folder knows."""
+
+    folder: str
+    record: Record
+    layers: tuple[Layer, ...]
+    """In the order in which the network holds them."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """How the run was made, where that was the command line; the last one ended here."""
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        record: Record,
+        tensors: Mapping[str, str],
+        commands: Sequence[Sequence[str]],
+    ) -> "Story":
+        """Return the story of a record; `tensors` are those of the network before."""
+        return cls(
+            folder=str(folder),
+            record=record,
+            layers=layers_of(record, tensors),
+            commands=tuple(map(tuple, commands)),
+        )
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """How the run was started, where that was the command line."""
+        return self.commands[-1] if self.commands else None
+
+
+def read(folder: str | os.PathLike[str]) -> Story:
+    """Return the story of the run saved in `folder`; a LoadError says what is wrong with it.
+
+    >>> import tempfile, torch, entrim
+    >>> from entrim.report import read
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> folder = tempfile.mkdtemp()
+    >>> entrim.sparsify(net, torch.randn(99, 4), widths={"0": 4}).save(folder)
+    >>> [(layer.name, layer.before, layer.after) for layer in read(folder).layers]
+    [('0', 8, 4), ('2', 2, 2)]
+    """
+    place, manifest = Path(folder), read_manifest(folder)
+    tensors = manifest["original"]["tensors"]
+    return Story.of(place, record_in(manifest, place), tensors, commands_in(place))
+
+
+def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
+    """Return every layer with its widths; `tensors` are those of the network before the cut.
+
+    Groups that a run was told to leave alone are not in its record: their layers are known by their
+    weights only.
+    """
+    found: dict[str, Layer] = {}
+    for group in record.groups:
+        for name in group.layers:
+            found[name] = _more(found.get(name, Layer(name=name)), group.channels, len(group.kept))
+    for name, channels, reason in record.frozen:
+        wider = _more(found.get(name, Layer(name=name)), channels, channels)
+        found[name] = replace(wider, reasons=(*wider.reasons, reason))
+    for tensor, form in tensors.items():
+        name = _owner(tensor)
+        if tensor.rpartition(".")[2] == "weight" and name not in found:
+            sizes = [int(n) for n in re.findall(r"\d+", form.partition("[")[2])]
+            if len(sizes) > 1:
+                found[name] = Layer(name=name, before=sizes[0], after=sizes[0], looked_at=False)
+    order = {name: place for place, name in enumerate(dict.fromkeys(map(_owner, tensors)))}
+    return tuple(sorted(found.values(), key=lambda layer: order.get(layer.name, len(order))))
+
+
+def _more(layer: Layer, before: int, after: int) -> Layer:
+    return replace(layer, before=layer.before + before, after=layer.after + after)
+
+
+def _owner(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def commands_in(place: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that led to the run in `place`, as noted there; what is not ours is not.
+
+    A run that took up another one notes the commands of that before its own.
+    """
+    try:
+        noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    if not isinstance(noted, dict) or not _words(noted.get("command")):
+        return ()
+    before = noted.get("before")
+    earlier = before if isinstance(before, list) and all(map(_words, before)) else []
+    return tuple(tuple(words) for words in (*earlier, noted["command"]))
+
+
+def _words(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(word, str) for word in found)

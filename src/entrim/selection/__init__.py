@@ -1,0 +1,1 @@
+"""Step 4: which channels of a group to keep."""

@@ -1,0 +1,122 @@
+"""Backward elimination: which channel costs least to lose, and what is left without it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from entrim.entropic.least_squares import NormalEquations
+from entrim.entropic.moments import Moments
+from entrim.entropic.objective import columns_of
+
+WAITING = 16
+"""Steps of elimination that a large matrix may wait for."""
+COMPACT = 0.2
+"""The share of places left by channels that are gone at which the matrices shrink."""
+
+
+@dataclass(slots=True)
+class Remainder:
+    """One consumer on the channels that are left: G^-1 and B = G^-1 C.
+
+    With P = G^-1, the squared error rises by tr(B_d' P_dd^-1 B_d) without channel d, and P then
+    loses P_rd P_dd^-1 P_dr: O(block n (n + M)) a step, against O(n^3) to solve again. Only B and
+    the blocks on the diagonal are kept up to date; P waits for several steps at once, since it is
+    large and each step would touch all of it. A channel that is gone leaves its place as zeros.
+    """
+
+    P: Float[Tensor, "n1 n1"]
+    """As it was before the steps that wait."""
+    B: Float[Tensor, "n1 M"]
+    own: Float[Tensor, "D block block"]
+    left: list[Float[Tensor, "n1 block"]] = field(default_factory=list)
+    """The steps that wait: each takes `left` times `right` off P."""
+    right: list[Float[Tensor, "block n1"]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, equations: NormalEquations, block: int) -> "Remainder":
+        """Return what is left before anything went."""
+        factor = equations.factor()
+        P = torch.cholesky_inverse(factor)
+        B = torch.cholesky_solve(equations.cross, factor)
+        return cls(P, B, own_blocks(P[1:, 1:], block).clone())
+
+    @property
+    def block(self) -> int:
+        """Columns of a channel."""
+        return self.own.shape[1]
+
+    def rises(self) -> Float[Tensor, " D"]:
+        """Return what the loss of each channel costs, for one output."""
+        used = self.B[1:].unflatten(0, (-1, self.block))
+        solved = torch.linalg.solve(self.own, used @ used.mT)
+        return solved.diagonal(dim1=1, dim2=2).sum(1) / self.B.shape[1]
+
+    def drop(self, channel: int) -> None:
+        """Give up the channel at this position."""
+        gone = slice(1 + channel * self.block, 1 + (channel + 1) * self.block)
+        column = self.P[:, gone].clone()
+        if self.left:
+            column -= torch.cat(self.left, 1) @ torch.cat([part[:, gone] for part in self.right])
+        share = torch.linalg.solve(self.own[channel], column.T)
+        self.B -= share.T @ self.B[gone]
+        self.B[gone] = 0
+        shape = (-1, self.block)
+        self.own -= column[1:].unflatten(0, shape) @ share.T[1:].unflatten(0, shape).mT
+        self.own[channel] = torch.eye(self.block, dtype=share.dtype)
+        self.left.append(column)
+        self.right.append(share)
+        if len(self.left) == WAITING:
+            self._settle()
+
+    def compact(self, left: Int[Tensor, " k"]) -> None:
+        """Keep the places of the channels at these positions only."""
+        self._settle()
+        columns = columns_of(left, self.block)
+        self.P = self.P.index_select(0, columns).index_select(1, columns)
+        self.B, self.own = self.B[columns], self.own[left]
+
+    def _settle(self) -> None:
+        if self.left:
+            self.P.addmm_(torch.cat(self.left, 1), torch.cat(self.right), alpha=-1)
+        self.left, self.right = [], []
+
+
+def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:
+    """Return all channels in the order in which backward elimination gives them up.
+
+    The last k are its choice of k channels, for every k at once.
+    """
+    names = torch.arange(group[0].channels)
+    parts = [Remainder.of(NormalEquations.of(m, names), m.block) for m in group]
+    gone = torch.zeros(len(names), dtype=torch.bool)
+    order = []
+    while int((~gone).sum()) > 1:
+        worst = cheapest(parts, gone)
+        order.append(int(names[worst]))
+        gone[worst] = True
+        for part in parts:
+            part.drop(worst)
+        if gone.float().mean() > COMPACT:
+            left = (~gone).nonzero()[:, 0]
+            for part in parts:
+                part.compact(left)
+            names, gone = names[left], gone[left]
+    return torch.tensor([*order, *names[~gone].tolist()])
+
+
+def cheapest(parts: Sequence[Remainder], gone: Bool[Tensor, " D"] | None = None) -> int:
+    """Return the position of the channel whose loss costs least, the last one of equals."""
+    rise = torch.stack([part.rises() for part in parts]).mean(0)
+    if gone is not None:
+        rise[gone] = math.inf
+    return len(rise) - 1 - int(rise.flip(0).argmin())
+
+
+def own_blocks(matrix: Float[Tensor, "n n"], block: int) -> Float[Tensor, "D block block"]:
+    """Return the blocks on the diagonal."""
+    blocks = matrix.unflatten(0, (-1, block)).unflatten(2, (-1, block))
+    return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)

@@ -1,0 +1,1 @@
+"""Atomic writes, the checkpoint store and the folder of a saved model."""

@@ -1,0 +1,301 @@
+"""The finished units of a run on disk: one that was interrupted goes on after them.
+
+A unit is what one piece of work found: the choice in a group, its damage, the new weights of a
+layer. Each is a safetensors file of its own, replaced in one step, with a checksum and the run that
+it belongs to inside. What does not fit is not there: it is found again.
+"""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from entrim.errors import CheckpointError, EntrimError, OtherRunError, SaveError
+from entrim.storage import atomic
+
+_HEAD = b"entrim checkpoint 1\n"
+_SEAL = 64
+"""The hexadecimal digits of the checksum behind the head."""
+
+
+def write_checkpoint(file: Path, identity: Mapping[str, str], state: Mapping[str, Any]) -> None:
+    """Put `state`, tensors and plain values, into `file` in one step."""
+    stream = io.BytesIO()
+    torch.save({"identity": dict(identity), "state": dict(state)}, stream)
+    content = stream.getvalue()
+    seal = hashlib.sha256(content).hexdigest().encode()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(file, _HEAD + seal + content)
+    except OSError as error:
+        raise SaveError(
+            f"the checkpoint {file} cannot be written ({error}): make room or choose another "
+            "place; one that was there before is intact"
+        ) from error
+
+
+def read_checkpoint(file: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the state in `file`, None where there is no such file.
+
+    A file that is damaged, or that another run wrote, is refused: it is never overwritten.
+    """
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {file} cannot be read ({error}): choose another file"
+        ) from error
+    if not content.startswith(_HEAD):
+        raise CheckpointError(
+            f"{file} is no checkpoint of this entrim: choose a file that does not exist yet"
+        )
+    seal, content = content[len(_HEAD) : len(_HEAD) + _SEAL], content[len(_HEAD) + _SEAL :]
+    if hashlib.sha256(content).hexdigest().encode() != seal:
+        raise CheckpointError(
+            f"the checkpoint {file} was cut short or changed: remove it to start again"
+        )
+    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    refuse_other(f"the checkpoint {file}", found["identity"], identity)
+    return found["state"]
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """Return a checksum of the types, shapes and values of `tensors`, in this order."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def refuse_other(what: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Refuse `what` another run has written: the identities name the difference."""
+    names = [*wanted, *(name for name in found if name not in wanted)]
+    odd = [name for name in names if found.get(name) != wanted.get(name)]
+    if odd:
+        raise OtherRunError(
+            f"{what} belongs to another run ({', '.join(odd)} differ): go on as in that run, "
+            "choose another place, or remove this one"
+        )
+
+
+Once = Callable[[str, Callable[[], "Unit"]], "Unit"]
+"""`Journal.once`, or what stands in for it."""
+UNFINISHED = ".unfinished"
+"""The name of the journal inside the folder that a run will be saved in."""
+_RUN = "run.json"
+_LOCK = ".entrim.lock"
+_UNIT = re.compile(r"[0-9a-f]{32}\.safetensors")
+_ASIDE = "aside-"
+_OURS = re.compile(rf"{_UNIT.pattern}|\.entrim-[0-9a-f]{{32}}\.part|{_ASIDE}.+|{_RUN}|{_LOCK}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """What one finished piece of work found."""
+
+    facts: Mapping[str, Any]
+    """Plain values, as JSON holds them."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    taken: bool = False
+    """Whether it was found before an interruption."""
+
+    def told(self, detail: str) -> str:
+        """Return the detail of a step, and where it was taken from."""
+        return f"{detail}, taken from the interrupted run" if self.taken else detail
+
+
+@dataclass(slots=True, kw_only=True)
+class Journal:
+    """The units of one run in a folder of their own; without a folder nothing is kept."""
+
+    folder: Path | None = None
+    discard: bool = False
+    """Whether the units of another run give way; else they are refused."""
+    run: str = ""
+    """What tells this run from others, known once the journal is open."""
+    about: str = ""
+    """What all units have in common that are asked for here."""
+
+    @contextmanager
+    def opened(self, identity: Mapping[str, str]) -> Iterator[int]:
+        """Keep the units of the run of that identity; yield how many of its units there are.
+
+        A run that is refused leaves no journal behind, since it would be refused again.
+        """
+        self.run = hashlib.sha256(json.dumps(dict(identity)).encode()).hexdigest()
+        if self.folder is None:
+            yield 0
+            return
+        with ExitStack() as stack:
+            stack.enter_context(_alone(self.folder))
+            stack.callback(self._remove_empty)
+            self._begin(self.folder, identity)
+            try:
+                yield len(self._units())
+            except SaveError:
+                raise
+            except EntrimError:
+                self.remove()
+                raise
+
+    def at(self, about: str) -> "Journal":
+        """Return the same journal for units that have `about` in common."""
+        return replace(self, about=f"{self.about}{about}, ")
+
+    def once(self, name: str, work: Callable[[], Unit]) -> Unit:
+        """Return the unit called `name`: as it is kept, else as `work` finds it."""
+        found = self.find(name)
+        if found is None:
+            found = work()
+            self.keep(name, found)
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether the unit called `name` is finished."""
+        return self.find(name) is not None
+
+    def find(self, name: str) -> Unit | None:
+        """Return the unit called `name`; None where it is missing, damaged, or of another run."""
+        if self.folder is None:
+            return None
+        try:
+            with safe_open(self._file(name), "pt") as stored:
+                head = stored.metadata()
+                tensors = {key: stored.get_tensor(key).clone() for key in stored.keys()}  # noqa: SIM118
+            if head["seal"] != self._seal(name, head["facts"], tensors):
+                return None
+            return Unit(json.loads(head["facts"]), tensors, taken=True)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            return None
+
+    def keep(self, name: str, unit: Unit) -> None:
+        """Put the unit on disk in one step."""
+        if self.folder is None:
+            return
+        facts = json.dumps(dict(unit.facts))
+        tensors = {key: _plain(tensor) for key, tensor in sorted(unit.tensors.items())}
+        head = {"facts": facts, "seal": self._seal(name, facts, tensors)}
+        with _writing(self.folder):
+            atomic.write(self._file(name), safetensors.torch.save(tensors, head))
+
+    def set_aside(self, name: str, content: bytes) -> Path:
+        """Write a file of the result ahead of its place, and return where it waits."""
+        assert self.folder is not None
+        file = self.folder / f"{_ASIDE}{name}"
+        with _writing(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            atomic.write(file, content)
+        return file
+
+    @property
+    def through(self) -> bool:
+        """Whether the run had come as far as to save its result."""
+        return self.folder is not None and any(self.folder.glob(f"{_ASIDE}*"))
+
+    def remove(self) -> None:
+        """Forget everything; what cannot be removed is left."""
+        if self.folder is None:
+            return
+        with suppress(OSError):
+            for entry in _entries(self.folder):
+                if _OURS.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
+            self.folder.rmdir()
+
+    def _begin(self, folder: Path, identity: Mapping[str, str]) -> None:
+        found = _identity(folder / _RUN)
+        if found is not None and found != dict(identity):
+            if not self.discard:
+                refuse_other(f"the journal {folder}", found, identity)
+            for entry in _entries(folder):
+                if entry.name != _LOCK:
+                    entry.unlink()
+        with _writing(folder):
+            atomic.write(folder / _RUN, json.dumps(dict(identity), indent=2).encode())
+
+    def _units(self) -> list[Path]:
+        assert self.folder is not None
+        return [entry for entry in _entries(self.folder) if _UNIT.fullmatch(entry.name)]
+
+    def _remove_empty(self) -> None:
+        if not self._units():
+            self.remove()
+
+    def _file(self, name: str) -> Path:
+        assert self.folder is not None
+        digest = hashlib.sha256(f"{self.about}{name}".encode()).hexdigest()[:32]
+        return self.folder / f"{digest}.safetensors"
+
+    def _seal(self, name: str, facts: str, tensors: Mapping[str, Tensor]) -> str:
+        ordered = sorted(tensors)
+        said = json.dumps([self.run, self.about, name, facts, ordered])
+        values = fingerprint(tensors[key] for key in ordered)
+        return hashlib.sha256(f"{said}{values}".encode()).hexdigest()
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _identity(file: Path) -> dict[str, str] | None:
+    """Return what is known of the run in the journal; None where that was lost.
+
+    The units know their run themselves, so that without this file none is mistaken.
+    """
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes out of `folder`; one that holds something else is refused untouched."""
+    foreign = [e.name for e in _entries(folder) if not _OURS.fullmatch(e.name)]
+    if foreign or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(
+            f"{folder} holds something else than a journal: choose a folder that does not exist yet"
+        )
+    with ExitStack() as stack:
+        try:
+            with _writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(atomic.alone(folder / _LOCK, wait=False))
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"another process is at work with the journal {folder}: wait for it, or choose "
+                "another folder"
+            ) from error
+        yield
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise SaveError(
+            f"the journal {folder} cannot be written ({error.strerror}): make room or choose "
+            "another place, and start again; what is finished is kept"
+        ) from error

@@ -1,0 +1,1 @@
+"""Step 7: the smaller network, verified."""

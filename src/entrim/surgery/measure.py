@@ -1,0 +1,160 @@
+"""What a network costs: parameters, multiply-accumulates, bytes, and the time it really takes."""
+
+import statistics
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from entrim.errors import BadSettingError
+from entrim.graph.eager import Example, call, copy_inputs, hooks_removed, own_randomness, samples
+
+_WARM_UP = 3
+_UNITS = ("B", "kB", "MB", "GB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Seconds of one forward pass, and the circumstances without which they say nothing."""
+
+    median: float
+    spread: float
+    """The interquartile range: how far apart the middle half of the passes lies."""
+    batch: int
+    threads: int
+    repeats: int
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread" + "s" * (self.threads != 1)
+        return (
+            f"{1e3 * self.median:.3g} ms (spread {1e3 * self.spread:.2g} ms) for a batch of "
+            f"{self.batch} on {threads}, median of {self.repeats}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The size of a network and the cost of running it."""
+
+    params: int
+    macs: int
+    """Multiply-accumulates of convolutions, Linear layers and matrix products, for one sample."""
+    bytes: int
+    """Of all parameters and buffers in their own precision; a shared tensor counts once."""
+    latency: Latency
+
+    def __str__(self) -> str:
+        return (
+            f"{self.params:,} parameters, {self.macs:,} MACs, {_size(self.bytes)}, {self.latency}"
+        )
+
+
+def measure(
+    model: nn.Module,
+    example: Example,
+    *,
+    batch: int | None = None,
+    repeats: int = 20,
+    threads: int | None = None,
+) -> Measurement:
+    """Return what `model` costs in eval mode, without gradients, on `example`.
+
+    `batch` is the number of samples in the example, by default the first dimension of its first
+    tensor; `threads` holds for this call only. Cost: `repeats` + 4 forward passes. The operations
+    are counted as they run, so functional convolutions count too; additions of a bias do not.
+
+    >>> import torch, entrim
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> cost = entrim.measure(net, torch.randn(3, 4))
+    >>> cost.params, cost.macs, cost.bytes, cost.latency.batch
+    (58, 48, 232, 3)
+    """
+    batch = samples(example) if batch is None else batch
+    for name, value, least in (("batch", batch, 1), ("repeats", repeats, 2)):
+        if value < least:
+            raise BadSettingError(f"{name} is {value}: hand over at least {least}")
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
+    with torch.no_grad(), _evaluating(model), _on_threads(threads) as running:
+        macs = round(_flops(model, example) / 2 / batch)
+        seconds = _seconds(model, example, repeats)
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return Measurement(
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=macs,
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        latency=Latency(
+            median=median, spread=high - low, batch=batch, threads=running, repeats=repeats
+        ),
+    )
+
+
+def _flops(model: nn.Module, example: Example) -> int:
+    with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        warnings.filterwarnings("ignore", ".*global hooks")  # the counter's own, once compiled
+        call(model, example)
+    return counter.get_total_flops()
+
+
+def _seconds(model: nn.Module, example: Example, repeats: int) -> list[float]:
+    seconds = []
+    for _ in range(_WARM_UP + repeats):
+        args, kwargs = copy_inputs(example)
+        _finish()
+        begin = time.perf_counter()
+        model(*args, **kwargs)
+        _finish()
+        seconds.append(time.perf_counter() - begin)
+    return seconds[_WARM_UP:]
+
+
+def _finish() -> None:
+    """Wait for what an accelerator still has to do: it runs beside Python."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put `model` into eval mode without hooks of its user; put everything back, even on error.
+
+    Not a copy: a compiled network is measured as it is, and a large one is not held twice.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+    try:
+        with own_randomness(), hooks_removed(model):
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, value in buffers:
+            setattr(module, name, buffer.copy_(value))
+
+
+@contextmanager
+def _on_threads(threads: int | None) -> Iterator[int]:
+    """Compute on this many threads, None for as many as now, and yield their number."""
+    before = torch.get_num_threads()
+    if threads is not None and threads < 1:
+        raise BadSettingError(f"threads is {threads}: hand over at least 1")
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _size(count: int) -> str:
+    power = min((len(str(count)) - 1) // 3, len(_UNITS) - 1)
+    return f"{count / 1000**power:.3g} {_UNITS[power]}"

@@ -1,0 +1,159 @@
+"""Which channels stay, and which weights are new, as plain data."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from entrim.errors import PlanError
+from entrim.graph.channel_graph import ChannelGraph, Site
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The channels that stay in every group, and new tensors for the smaller network.
+
+    Groups that are not named stay whole. `weights` maps names of the state dict to tensors of the
+    shape that they have in the smaller network.
+
+    >>> import entrim
+    >>> plan = entrim.Plan({"conv1": [0, 2, 5]})
+    >>> entrim.Plan.from_json(plan.to_json()).kept
+    {'conv1': (0, 2, 5)}
+    """
+
+    kept: Mapping[str, Sequence[int]]
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kept = {name: _ascending(name, units) for name, units in self.kept.items()}
+        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "weights", dict(self.weights))
+
+    def validate(self, graph: ChannelGraph, min_channels: int = 1) -> None:
+        """Refuse the plan with a PlanError where it does not fit `graph`."""
+        if min_channels < 1:
+            raise PlanError(f"min_channels is {min_channels}: every layer needs at least 1")
+        for name, units in self.kept.items():
+            _check_group(graph, name, units)
+        _check_floor(graph, self, min_channels)
+        for name, tensor in self.weights.items():
+            _check_weight(graph, self, name, tensor)
+
+    def to_json(self) -> str:
+        """Return the kept channels as JSON; the weights are tensors and belong in another file."""
+        return json.dumps({"format": FORMAT, "kept": self.kept})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Return the plan written by `to_json`; anything else is refused with a PlanError."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PlanError(f"the plan is not JSON ({error}): write it with to_json()") from error
+        return cls(_kept_of(data))
+
+
+def place_intercept(
+    site: Site, intercept: Float[Tensor, " M"], running_mean: Float[Tensor, " M"] | None = None
+) -> dict[str, Tensor]:
+    """Return the entry of `Plan.weights` that gives the layer at `site` this intercept.
+
+    A layer with a bias keeps it there. One without, followed by a BatchNorm, has it subtracted from
+    `running_mean`, that BatchNorm's running mean in the smaller network: y + c - mean is
+    y - (mean - c).
+    """
+    if site.bias_home == "bias":
+        return {f"{site.layer}.bias": intercept}
+    if site.bias_home is None:
+        raise PlanError(
+            f"{site.layer} has neither a bias nor a BatchNorm behind it: solve without an intercept"
+        )
+    mean = site.bias_home.removeprefix("batchnorm:")
+    if running_mean is None:
+        raise PlanError(f"the intercept of {site.layer} goes to {mean}: hand over its values")
+    return {mean: running_mean - intercept.to(running_mean)}
+
+
+def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:
+    numbers = tuple(int(unit) for unit in units)
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise PlanError(
+            f"the channels kept of {name} are not ascending and unique: hand over sorted(set(...))"
+        )
+    return numbers
+
+
+def _check_group(graph: ChannelGraph, name: str, units: Sequence[int]) -> None:
+    known = {group.name: group.channels for group in graph.groups}
+    if name not in known:
+        raise PlanError(f"no group {name!r} can be cut: {_why_not(graph, name)}")
+    outside = [unit for unit in units if not 0 <= unit < known[name]]
+    if outside:
+        raise PlanError(f"group {name} has channels 0 to {known[name] - 1}, not {outside[0]}")
+    if not units:
+        raise PlanError(
+            f"nothing is left of group {name}: keep at least one of its {known[name]} channels, or "
+            "take the layer out of the network by hand"
+        )
+
+
+def _check_floor(graph: ChannelGraph, plan: Plan, floor: int) -> None:
+    for tensor, dims in graph.stays(plan.kept).items():
+        for dim, stay in dims.items():
+            if len(stay) < min(floor, graph.shapes[tensor][dim]):
+                raise PlanError(
+                    f"{len(stay)} channels along dimension {dim} of {tensor} are below "
+                    f"min_channels={floor}: keep more in the groups that it belongs to"
+                    + (", or lower min_channels" if stay else "")
+                )
+
+
+def _why_not(graph: ChannelGraph, name: str) -> str:
+    for frozen in graph.frozen:
+        if frozen.layer == name:
+            return f"it is frozen, because {frozen.reason}"
+    for group in graph.groups:
+        if name in group.layers:
+            return f"{name} is part of group {group.name!r}"
+    return "the groups are " + ", ".join(repr(group.name) for group in graph.groups)
+
+
+def _check_weight(graph: ChannelGraph, plan: Plan, name: str, tensor: Tensor) -> None:
+    if name not in graph.shapes:
+        raise PlanError(f"the network has no tensor {name!r}: use the names of its state_dict()")
+    shape = graph.small_shape(name, plan.kept)
+    if tuple(tensor.shape) != shape:
+        raise PlanError(
+            f"the new {name} has shape {tuple(tensor.shape)}, the smaller network needs {shape}: "
+            "keep the columns and rows of the kept channels only"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise PlanError(f"the new {name} holds NaN or infinity: solve that layer again")
+
+
+def _kept_of(data: Any) -> dict[str, Sequence[int]]:
+    if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+        raise PlanError('the plan has no "format": write it with to_json()')
+    if data["format"] > FORMAT:
+        raise PlanError(
+            f"the plan has format {data['format']}, this entrim reads up to {FORMAT}: update entrim"
+        )
+    unknown = sorted(set(data) - {"format", "kept"})
+    if unknown:
+        raise PlanError(f"the plan has unknown keys {unknown}: remove them, or update entrim")
+    kept = data.get("kept")
+    if not isinstance(kept, dict) or not all(_is_units(units) for units in kept.values()):
+        raise PlanError('"kept" must map the name of a group to a list of channel numbers')
+    return kept
+
+
+def _is_units(units: Any) -> bool:
+    return isinstance(units, list) and all(type(unit) is int for unit in units)

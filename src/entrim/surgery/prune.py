@@ -1,0 +1,293 @@
+"""A plan made real: a smaller network of the same class, proven before it is handed out."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from entrim.errors import PlanError, RolledBackWarning, SurgeryError
+from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.eager import (
+    Example,
+    copy_module,
+    copy_without_hooks,
+    neutral_context,
+    unwrap,
+)
+from entrim.graph.grouping import channel_graph
+from entrim.graph.tracer import follow
+from entrim.surgery.plan import Plan
+from entrim.surgery.structure import layout_of, origin_of_cut
+from entrim.surgery.verify import Bench, Proof, Window, demand_numbers, difference
+
+Dims = Mapping[int, Sequence[int]]
+"""The positions that stay, for every dimension that shrinks."""
+
+
+def part_of(tensor: Tensor, dims: Dims) -> Tensor:
+    """Return the part of `tensor` that stays."""
+    for dim, positions in dims.items():
+        tensor = tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
+    return tensor
+
+
+def put_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
+    """Write `part` to the positions of `tensor` that stay."""
+    where = [
+        torch.tensor(dims.get(dim, range(size)), device=tensor.device)
+        for dim, size in enumerate(tensor.shape)
+    ]
+    tensor[torch.meshgrid(*where, indexing="ij") if where else ...] = part.to(tensor)
+
+
+def zero_gone(tensor: Tensor, dim: int, dims: Dims) -> None:
+    """Set the positions along `dim` that do not stay to zero."""
+    stay = dims.get(dim, range(tensor.shape[dim]))
+    gone = sorted(set(range(tensor.shape[dim])).difference(stay))
+    tensor.index_fill_(dim, torch.tensor(gone, device=tensor.device).long(), 0)
+
+
+Kept = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cut:
+    """A smaller network, the plan it really follows, and the proof that it is right."""
+
+    model: nn.Module
+    plan: Plan
+    """The given plan without the groups that were rolled back."""
+    proof: Proof
+    rolled_back: tuple[str, ...]
+    """Groups left at full width, because the network's code has their size written into it."""
+
+
+@neutral_context()
+def apply_plan(
+    model: nn.Module,
+    plan: Plan,
+    example: Example,
+    *,
+    min_channels: int = 1,
+    tolerance: float | None = None,
+) -> nn.Module:
+    """Return a new, smaller network of the same class; the given one is untouched.
+
+    `cut` does the same and also hands out the numbers of its proof.
+
+    >>> import torch, entrim
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> entrim.apply_plan(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))[0]
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+    return cut(model, plan, example, min_channels=min_channels, tolerance=tolerance).model
+
+
+@neutral_context()
+def cut(
+    model: nn.Module,
+    plan: Plan,
+    example: Example,
+    *,
+    graph: ChannelGraph | None = None,
+    min_channels: int = 1,
+    tolerance: float | None = None,
+) -> Cut:
+    """Return the smaller network with its proof, both numbers at most `tolerance`.
+
+    `graph` saves tracing again. Groups whose size is written into the network's own code are left
+    at full width, with a RolledBackWarning; anything else that is not right is a SurgeryError.
+
+    >>> import torch, entrim
+    >>> from entrim.network import cut
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> done = cut(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))
+    >>> done.model[0].out_features, done.proof.final <= done.proof.tolerance
+    (2, True)
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"this is a {type(plan).__name__}: hand over entrim.Plan({{group: kept}})")
+    model = unwrap(model)
+    if graph is None:
+        graph = channel_graph(follow(model, example))
+    _check_graph(graph, model)
+    plan.validate(graph, min_channels)
+    bench = Bench.of(model, example)
+    limit = bench.tolerance if tolerance is None else tolerance
+    trial, stuck = attempt(model, graph, plan.kept, bench), ()
+    beyond_rounding = max(limit, bench.tolerance)
+    if trial.error > beyond_rounding:
+        stuck = stuck_groups(model, graph, plan.kept, bench, beyond_rounding)
+    if stuck:
+        plan = _roll_back(plan, graph, stuck)
+        trial = attempt(model, graph, plan.kept, bench)
+    final = trial.error
+    if plan.weights and final <= limit:
+        _put(trial.model, plan.weights)
+        wanted = bench.run(zero_padded(model, graph, plan), _windows(model, graph, plan.kept))
+        final = difference(bench.run(trial.model, _windows(model, graph)), wanted)
+    proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
+    _demand(proof, trial.failure)
+    origin_of_cut(model, graph, plan.kept).write_on(trial.model)
+    return Cut(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """A network cut for trial, and how far it is from the original with zeros."""
+
+    model: nn.Module
+    error: float
+    failure: str = ""
+    """What the network said when it did not run at all."""
+
+
+def attempt(model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench) -> Attempt:
+    """Return `model` cut to `kept`, compared with the original that does not read what goes."""
+    small = sliced(model, graph, kept)
+    wanted = bench.run(masked(model, graph, kept), _windows(model, graph, kept))
+    demand_numbers(wanted, model)
+    try:
+        return Attempt(small, difference(bench.run(small, _windows(model, graph)), wanted))
+    except Exception as error:
+        return Attempt(small, math.inf, f"{type(error).__name__}: {error}")
+
+
+def stuck_groups(
+    model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench, limit: float
+) -> tuple[str, ...]:
+    """Return the groups of `kept` that the network's own code cannot follow.
+
+    One group after the other joins the cut if the network still follows, so that what is left of
+    `kept` goes well together too. Cost: two forward passes a group.
+    """
+    follows: dict[str, Sequence[int]] = {}
+    for name, units in kept.items():
+        if attempt(model, graph, {**follows, name: units}, bench).error <= limit:
+            follows[name] = units
+    return tuple(name for name in kept if name not in follows)
+
+
+def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
+    """Return a copy of `model` without the channels that go; its attributes tell the new sizes."""
+    small = copy_module(model)
+    for parameter in small.parameters():
+        parameter.grad = None
+    done: set[int] = set()
+    for name, dims in graph.stays(kept).items():
+        old = _find(small, name)
+        if id(old) in done:
+            continue
+        new = part_of(old.detach(), dims)
+        done.add(id(_replace(small, old, _in_format_of(old, new))))
+    for (module, attribute), fall in graph.drops(kept).items():
+        owner = small.get_submodule(module)
+        setattr(owner, attribute, getattr(owner, attribute) - fall)
+    return small
+
+
+def masked(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
+    """Return a copy of `model` whose layers do not read the channels that go."""
+    full, stays = copy_without_hooks(model), graph.stays(kept)
+    with torch.no_grad():
+        for site in graph.sites:
+            zero_gone(_find(full, site.weight), site.dim, stays.get(site.weight, {}))
+    return full
+
+
+def zero_padded(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
+    """Return the original with `plan.weights` at the kept positions and zeros for what is gone."""
+    full, stays = masked(model, graph, plan.kept), graph.stays(plan.kept)
+    with torch.no_grad():
+        for name, new in plan.weights.items():
+            put_part(_find(full, name), stays.get(name, {}), new)
+    return full
+
+
+def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) -> list[Window]:
+    """Return a window on every layer that reads cut channels, at the outputs that `kept` keeps."""
+    modules, stays = dict(model.named_modules()), graph.stays(kept or {})
+    windows = []
+    for site in graph.sites:
+        layer = modules.get(site.layer)
+        if not isinstance(layer, nn.Linear | _ConvNd):
+            continue
+        rank, positions = len(graph.shapes[site.weight]), None
+        stay = stays.get(site.weight, {}).get(1 - site.dim)
+        if stay is not None:
+            size = graph.shapes[site.weight][1 - site.dim]
+            copies = layer.groups if isinstance(layer, _ConvNd) and layer.transposed else 1
+            positions = [copy * size + place for copy in range(copies) for place in stay]
+        windows.append(Window(site.layer, 1 - rank, positions))
+    return windows
+
+
+def _check_graph(graph: ChannelGraph, model: nn.Module) -> None:
+    tensors = (model.named_parameters(), model.named_buffers())
+    for name, tensor in chain.from_iterable(tensors):
+        if graph.shapes.get(name) != tuple(tensor.shape):
+            raise PlanError(
+                f"the graph knows {name} as {graph.shapes.get(name)}, the network has "
+                f"{tuple(tensor.shape)}: hand over the graph that trace() returned for this network"
+            )
+
+
+def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
+    names = ", ".join(stuck)
+    why = f"the network's code cannot follow a cut of {names}: a size is written into it"
+    touched = {member.tensor for name in stuck for member in graph.group(name).members}
+    if touched & plan.weights.keys():
+        raise SurgeryError(
+            f"{why}, and the plan has new weights for it: take {names} out of the plan and solve "
+            "again (trace() lists such groups as frozen)"
+        )
+    warnings.warn(f"{why}; left at full width", RolledBackWarning, stacklevel=3)
+    kept = {name: units for name, units in plan.kept.items() if name not in stuck}
+    return Plan(kept, plan.weights)
+
+
+def _demand(proof: Proof, failure: str) -> None:
+    if failure:
+        raise SurgeryError(
+            f"the smaller network does not run ({failure}): cut fewer groups at once, and report "
+            "the network"
+        )
+    for what, error in (("sliced", proof.sliced), ("final", proof.final)):
+        if not error <= proof.tolerance:
+            raise SurgeryError(
+                f"the {what} network differs from the original with zeros by {error:.2e}, above "
+                f"tolerance={proof.tolerance:.0e}: hand over a larger tolerance if the network is "
+                "ill-conditioned, else report the network"
+            )
+
+
+def _put(small: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, new in weights.items():
+            _find(small, name).copy_(new)
+
+
+def _find(model: nn.Module, name: str) -> Tensor:
+    owner, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(owner), leaf)
+
+
+def _replace(model: nn.Module, old: Tensor, new: Tensor) -> Tensor:
+    """Put `new` wherever `old` is registered and return it; shared tensors stay shared."""
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+    for module in model.modules():
+        store: Any
+        for store in (module._parameters, module._buffers):
+            store.update({leaf: new for leaf, tensor in store.items() if tensor is old})
+    return new
+
+
+def _in_format_of(old: Tensor, new: Tensor) -> Tensor:
+    return new.contiguous(memory_format=layout_of(old) or torch.contiguous_format)

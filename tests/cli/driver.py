@@ -1,0 +1,75 @@
+"""A process that has imported entrim, and forks one process for every command that it is told.
+
+Each command is a process of its own, with its own files for stdout and stderr and its own exit
+code; only the seconds are shared in which PyTorch imports itself and what it needs for an export.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+import entrim
+from entrim.cli.main import main
+from entrim.export.parity import quiet
+
+
+def stop_before_rename(number: int, count: int) -> None:
+    """Send this process a signal when it is about to rename its file number `count`.
+
+    Tests that a shell started in the background ignore Ctrl-C, and so would their children.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    renames = iter(range(1, count))
+
+    def audit(event: str, _: object) -> None:
+        if event == "os.rename" and next(renames, None) is None:
+            os.kill(os.getpid(), number)
+
+    sys.addaudithook(audit)
+
+
+@cache
+def prepare_onnx() -> None:
+    """Spend the seconds in which an ONNX export imports what it needs, once for all commands."""
+    with quiet():
+        import onnxruntime.quantization  # noqa: F401
+
+        torch.onnx.export(nn.Linear(2, 2), (torch.zeros(1, 2),), dynamo=True, verbose=False)
+
+
+def become(job: dict[str, Any]) -> NoReturn:
+    code: object = 99
+    try:
+        os.chdir(str(job["cwd"]))
+        if job["stop"]:
+            stop_before_rename(*job["stop"])
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(str(job[name]), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+        if job["limit"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
+        code = main(list(job["words"]))
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 98)
+
+
+if __name__ == "__main__":
+    entrim.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(2, 2))
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "--onnx" in job["words"]:
+            prepare_onnx()
+        child = os.fork()
+        if not child:
+            become(job)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

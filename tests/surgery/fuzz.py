@@ -1,0 +1,111 @@
+"""Draw networks and plans for a given time: `python -m tests.surgery.fuzz --seconds 60`.
+
+Prints how many networks were drawn, how many could be cut and how many cuts were wrong; leaves with
+1 when any was, after the steps that draw it again.
+"""
+
+import argparse
+import collections
+import copy
+import random
+import time
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from entrim.allocation.costs import Costs
+from entrim.calibration.executor import Program
+from entrim.errors import EntrimError, NothingToCutError, RolledBackWarning
+from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.eager import Example, samples
+from entrim.surgery.measure import measure
+from entrim.surgery.prune import Cut, cut
+from entrim.surgery.trace import trace
+from tests.surgery.drawing import STEPS, Drawn, Step
+from tests.surgery.kinds import shaken
+from tests.surgery.oracle import distance, masked_outputs, outputs, random_plan
+
+TOLERANCE = 1e-6
+
+
+def draw(seed: int) -> list[Step]:
+    """Return steps of a random network of one to twelve."""
+    source = random.Random(seed)
+    count = source.randint(1, 12)
+    kinds = sorted(STEPS)
+    return [
+        (source.choice(kinds), source.randrange(64), source.randrange(64)) for _ in range(count)
+    ]
+
+
+def judge(steps: Sequence[Step], seed: int) -> str:
+    """Return what became of one network: cut, rolled back, nothing to cut, or wrong and how."""
+    torch.manual_seed(seed)
+    model, images = shaken(Drawn(steps)).eval(), torch.randn(2, 3, 8, 8)
+    example: Example = {"pixelValues": images} if model.keyword else images
+    before = images.clone()
+    try:
+        graph = trace(model, example)
+    except NothingToCutError:
+        return "nothing to cut"
+    plan = random_plan(graph, seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RolledBackWarning)
+        try:
+            result = cut(model, plan, example, graph=graph)
+        except EntrimError as error:
+            return f"wrong: {error}"
+    wanted = masked_outputs(copy.deepcopy(model), graph, result.plan.kept, example)
+    gap = distance(outputs(copy.deepcopy(result.model), example), wanted)
+    if not gap < TOLERANCE:
+        return f"wrong: off by {gap:.1e}"
+    if not torch.equal(images, before):
+        return "wrong: the images were changed"
+    if misfit := misfit_of_costs(model, graph, result, example):
+        return f"wrong: {misfit}"
+    return "rolled back" if caught else "cut"
+
+
+def misfit_of_costs(model: nn.Module, graph: ChannelGraph, done: Cut, example: Example) -> str:
+    """Return how the sizes that a formula foresees differ from those measured; "" where not."""
+    if any(len({*map(len, m.positions)}) > 1 for group in graph.groups for m in group.members):
+        return ""  # the formula is exact for channels of equal size only
+    program = Program.of(model, example)
+    whole, small = (measure(net, example, repeats=2) for net in (model, done.model))
+    costs = Costs.of(model, graph, program, whole.macs, samples(example))
+    widths = {group.name: group.channels for group in graph.groups}
+    widths |= {name: len(units) for name, units in done.plan.kept.items()}
+    foreseen = costs.at(widths)
+    for kind in ("params", "macs", "bytes"):
+        found = getattr(small, kind)
+        if abs(foreseen[kind] - found) > 1 + 1e-6 * found:
+            return f"{foreseen[kind]:.0f} {kind} foreseen, {found} measured"
+    return ""
+
+
+def main() -> int:
+    """Run until the time is over and print the tally."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    tally: collections.Counter[str] = collections.Counter()
+    end, seed = time.monotonic() + options.seconds, options.seed
+    while time.monotonic() < end:
+        steps = draw(seed)
+        verdict = judge(steps, seed)
+        tally[verdict.partition(":")[0]] += 1
+        if verdict.startswith("wrong"):
+            print(f"seed {seed}: {verdict}\n  {steps}")
+        seed += 1
+    print(
+        f"{tally.total()} networks drawn: " + ", ".join(f"{n} {what}" for what, n in tally.items())
+    )
+    print(f"{tally['wrong']} wrong")
+    return 1 if tally["wrong"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,17 @@
+"""One small network for every kind of layer and every way channels can meet."""
+
+from tests.surgery.kinds import code, layers, meetings, norms
+from tests.surgery.kinds.kind import KINDS, Kind, Net, conv, shaken, shuffle
+
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Net",
+    "code",
+    "conv",
+    "layers",
+    "meetings",
+    "norms",
+    "shaken",
+    "shuffle",
+]

@@ -1,0 +1,101 @@
+"""A plan is plain data that knows what it cannot be."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from entrim import ChannelGraph, Plan, trace
+from entrim.errors import PlanError
+from entrim.surgery.plan import FORMAT, place_intercept
+
+
+@pytest.fixture(scope="module")
+def graph() -> ChannelGraph:
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.Flatten(),
+        nn.Linear(32, 3, bias=False),
+    )
+    return trace(net, torch.randn(2, 3, 6, 6))
+
+
+@given(kept=st.dictionaries(st.text(), st.sets(st.integers(0, 99)).map(sorted)))
+def test_the_kept_channels_survive_json(kept: dict[str, list[int]]) -> None:
+    plan = Plan(kept)
+    assert Plan.from_json(plan.to_json()).kept == plan.kept
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "not JSON"),
+        ("[]", 'no "format"'),
+        ('{"kept": {}}', 'no "format"'),
+        (json.dumps({"format": FORMAT + 1, "kept": {}}), f"format {FORMAT + 1}.*update entrim"),
+        (json.dumps({"format": FORMAT, "kept": {}, "weights": 1}), r"unknown keys \['weights'\]"),
+        (json.dumps({"format": FORMAT, "kept": {"a": "0"}}), "list of channel numbers"),
+        (json.dumps({"format": FORMAT, "kept": {"a": [0.5]}}), "list of channel numbers"),
+        (json.dumps({"format": FORMAT, "kept": {"a": [1, 0]}}), "ascending"),
+        (json.dumps({"format": FORMAT, "kept": {"a": [1, 1]}}), "unique"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_by_name(text: str, complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        (Plan({"7": [0]}), "the groups are '0', '3'"),
+        (Plan({"6": [0]}), "frozen, because it is an output"),
+        (Plan({"0": [0, 6]}), "channels 0 to 5, not 6"),
+        (Plan({"0": [-1, 0]}), "not -1"),
+        (Plan({"0": []}), "nothing is left of group 0: keep at least one"),
+        (Plan({"0": [1]}, {"9.weight": torch.zeros(1)}), "no tensor '9.weight'"),
+        (Plan({"0": [1]}, {"0.bias": torch.zeros(6)}), r"shape \(6,\).*needs \(1,\)"),
+        (Plan({"0": [1]}, {"0.bias": torch.tensor([float("nan")])}), "NaN"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_with_the_remedy(
+    graph: ChannelGraph, plan: Plan, complaint: str
+) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        plan.validate(graph)
+
+
+def test_the_width_floor_holds_for_every_layer(graph: ChannelGraph) -> None:
+    plan = Plan({"0": [1, 2]})
+    plan.validate(graph, min_channels=2)
+    with pytest.raises(PlanError, match="below min_channels=3"):
+        plan.validate(graph, min_channels=3)
+    Plan({"0": range(6)}).validate(graph, min_channels=100)
+    with pytest.raises(PlanError, match="at least 1"):
+        plan.validate(graph, min_channels=0)
+
+
+def test_an_intercept_goes_to_the_bias_or_the_batchnorm_or_nowhere(graph: ChannelGraph) -> None:
+    conv, linear = graph.sites
+    assert (conv.feeds, conv.bias_home) == ({"0": 9}, "batchnorm:4.running_mean")
+    assert (linear.feeds, linear.bias_home) == ({"3": 4}, None)
+    moved = place_intercept(conv, torch.ones(8), torch.arange(8.0))
+    assert torch.equal(moved["4.running_mean"], torch.arange(8.0) - 1)
+    with pytest.raises(PlanError, match="without an intercept"):
+        place_intercept(linear, torch.ones(3))
+    with pytest.raises(PlanError, match="running_mean"):
+        place_intercept(conv, torch.ones(8))
+
+
+def test_the_graph_prints_groups_sites_and_what_is_frozen(graph: ChannelGraph) -> None:
+    lines = str(graph).splitlines()
+    assert lines[0].split() == ["group", "channels", "produced", "by"]
+    assert any(line.split() == ["3", "0:", "9", "batchnorm:4.running_mean"] for line in lines)
+    assert any(line.endswith("it is an output of the network") for line in lines)

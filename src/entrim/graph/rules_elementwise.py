@@ -3,7 +3,7 @@
 import re
 
 from entrim.graph.channel_ids import Value
-from entrim.graph.tracer import Call, Result
+from entrim.graph.tracer import POINTWISE, Call, Result, register_rule
 
 
 def pointwise(call: Call) -> Result:

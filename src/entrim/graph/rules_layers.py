@@ -3,7 +3,7 @@
 from torch import fx
 
 from entrim.graph.channel_ids import Value
-from entrim.graph.tracer import Call, Result, Vector
+from entrim.graph.tracer import Call, Result, Vector, register_rule
 
 
 def convolution(call: Call) -> Result:

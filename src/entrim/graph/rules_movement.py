@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from entrim.graph.channel_ids import Value
-from entrim.graph.tracer import Call, Result
+from entrim.graph.tracer import Call, Result, register_rule
 
 
 def move(call: Call) -> Result:

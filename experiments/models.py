@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from entrim import Step
+from entrim import ProgressEvent
 from entrim.distillation.augment import Augmentation
-from entrim.distillation.trainer import Recipe, Task
+from entrim.distillation.trainer import TrainingConfig, TrainingTask
 from entrim.errors import BadSettingError, DataError
 from experiments import normalization, training
 from experiments.datasets import Dataset, FetchEvent, load_cifar10, load_mnist
@@ -329,9 +329,9 @@ class Subject:
     """Looked at after every epoch; nothing is chosen by it."""
     test: Dataset
     augment: Augmentation
-    training: Callable[[int, int], Recipe]
+    training: Callable[[int, int], TrainingConfig]
     """By epochs and seed."""
-    fine_tuning: Callable[[int, int], Recipe]
+    fine_tuning: Callable[[int, int], TrainingConfig]
     origin: str
     """The sentence that says where the trained network comes from."""
 
@@ -343,7 +343,7 @@ class Subject:
         drawn = torch.randperm(len(self.lesson), generator=generator)[:count]
         return self.how(self.lesson.images[drawn])
 
-    def task(self, side: int | None = None) -> Task:
+    def task(self, side: int | None = None) -> TrainingTask:
         """Return what the network is taught, with images shrunk to `side` pixels."""
         return training.classification(self.lesson, self.watched, self.how, self.augment, side)
 
@@ -453,7 +453,9 @@ def _fetching(work: Work) -> Callable[[FetchEvent], None]:
         done, total = event.done or 0, event.total or event.done or 1
         detail = f"bytes of {event.source}" if event.done else f"{event.source}: {event.note}"
         work.on_step(
-            Step(stage=f"fetch {event.dataset}", name="", done=done, total=total, detail=detail)
+            ProgressEvent(
+                stage=f"fetch {event.dataset}", name="", done=done, total=total, detail=detail
+            )
         )
 
     return show

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entrim.distillation.augment import Augmentation
-from entrim.distillation.trainer import Recipe, Task
+from entrim.distillation.trainer import TrainingConfig, TrainingTask
 from experiments.datasets import Dataset
 from experiments.normalization import Normalization
 from experiments.storage import fingerprint
@@ -23,27 +23,27 @@ _BATCH = 128
 _CHUNK = 500
 
 
-def lenet_training(epochs: int = 20, seed: int = 0) -> Recipe:
+def lenet_training(epochs: int = 20, seed: int = 0) -> TrainingConfig:
     """Return how the paper trains LeNet: Adam from 1e-3, halved every 7 of 20 epochs."""
     return _adam(epochs, 1e-3, 7, seed)
 
 
-def lenet_fine_tuning(epochs: int = 10, seed: int = 0) -> Recipe:
+def lenet_fine_tuning(epochs: int = 10, seed: int = 0) -> TrainingConfig:
     """Return how the paper fine tunes LeNet: Adam from 1e-4, halved every 4 of 10 epochs."""
     return _adam(epochs, 1e-4, 4, seed)
 
 
-def cifar_training(epochs: int = 200, seed: int = 0) -> Recipe:
+def cifar_training(epochs: int = 200, seed: int = 0) -> TrainingConfig:
     """Return how the paper trains VGG-16 and ResNet18: SGD from 0.1, cosine over 200 epochs."""
     return _sgd(epochs, 0.1, "cosine", seed)
 
 
-def cifar_fine_tuning(epochs: int = 50, seed: int = 0) -> Recipe:
+def cifar_fine_tuning(epochs: int = 50, seed: int = 0) -> TrainingConfig:
     """Return how the paper fine tunes VGG-16 and ResNet18: at 1e-3; it names no schedule."""
     return _sgd(epochs, 1e-3, "constant", seed)
 
 
-def cifar_growing(seed: int = 0) -> tuple[tuple[int, Recipe], ...]:
+def cifar_growing(seed: int = 0) -> tuple[tuple[int, TrainingConfig], ...]:
     """Return a training for those who have hours instead of days: pixels of a side, and a recipe.
 
     One after the other, each one cycle of the learning rate; images of half the side cost a
@@ -53,27 +53,27 @@ def cifar_growing(seed: int = 0) -> tuple[tuple[int, Recipe], ...]:
     return tuple((side, _sgd(epochs, rate, "one cycle", seed)) for side, epochs, rate in stages)
 
 
-def _adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> Recipe:
-    return Recipe(
+def _adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> TrainingConfig:
+    return TrainingConfig(
         epochs=epochs,
         batch=_BATCH,
         learning_rate=learning_rate,
         schedule="constant",
-        halve_every=halve_every,
-        hand_out="last",
+        step_size=halve_every,
+        return_state="last",
         seed=seed,
     )
 
 
-def _sgd(epochs: int, learning_rate: float, schedule: str, seed: int) -> Recipe:
-    return Recipe(
+def _sgd(epochs: int, learning_rate: float, schedule: str, seed: int) -> TrainingConfig:
+    return TrainingConfig(
         epochs=epochs,
         batch=_BATCH,
         learning_rate=learning_rate,
-        optimiser="momentum",
+        optimizer="momentum",
         weight_decay=5e-4,
         schedule=schedule,
-        hand_out="last",
+        return_state="last",
         seed=seed,
     )
 
@@ -84,7 +84,7 @@ def classification(
     how: Normalization,
     augment: Augmentation = STILL,
     side: int | None = None,
-) -> Task:
+) -> TrainingTask:
     """Return the task of naming what the images of `lesson` show, shrunk to `side` pixels.
 
     What is told of `watched` after every epoch is the percentage that is named wrong, at full size.
@@ -96,10 +96,10 @@ def classification(
             images = F.interpolate(images, size=side, mode="area")
         return F.cross_entropy(model(augment(images, generator)), lesson.labels[index])
 
-    return Task(
+    return TrainingTask(
         count=len(lesson),
         loss=loss,
-        held_out=lambda model: 100 - percent_right(model, watched, how),
+        holdout=lambda model: 100 - percent_right(model, watched, how),
         identity=fingerprint([lesson.images, lesson.labels, watched.images, watched.labels])
         + f" {how} {augment}"
         + ("" if side is None else f" {side} pixels"),

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
-from entrim import Step
-from entrim.distillation.trainer import Recipe, Task, train
+from entrim import ProgressEvent
+from entrim.distillation.trainer import TrainingConfig, TrainingTask, train
 from entrim.errors import EntrimError, SaveError
 from experiments.storage import cache_folder, fingerprint_of, locked, write
 
@@ -39,7 +39,7 @@ class Work:
     """A folder of finished points and of trainings under way."""
 
     folder: Path
-    on_step: Callable[[Step], None] = lambda _: None
+    on_step: Callable[[ProgressEvent], None] = lambda _: None
     only_finished: bool = False
     """Run nothing: what is not finished raises NotFinishedError."""
 
@@ -87,11 +87,13 @@ class Work:
             try:
                 held.enter_context(locked(lock, wait=False))
             except BlockingIOError:
-                self.on_step(Step(stage=name, name="", done=0, total=1, detail=_WAITING))
+                self.on_step(ProgressEvent(stage=name, name="", done=0, total=1, detail=_WAITING))
                 held.enter_context(locked(lock))
             yield
 
-    def trained(self, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
+    def trained(
+        self, name: str, model: nn.Module, task: TrainingTask, recipe: TrainingConfig
+    ) -> nn.Module:
         """Return `model` trained, going on where a run of the same kind was stopped; in eval mode.
 
         The file is named by network and recipe, so that two runs never meet in one. A longer run
@@ -99,7 +101,7 @@ class Work:
         """
         begun = fingerprint_of(model)
 
-        def file_of(told: Recipe) -> Path:
+        def file_of(told: TrainingConfig) -> Path:
             settings = {"network": begun, "recipe": asdict(told), "task": task.identity}
             return self.place(name, settings).with_suffix(".checkpoint")
 

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrim.distillation.trainer import Recipe, Task, Trained
+from entrim.distillation.trainer import TrainingConfig, TrainingResult, TrainingTask
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
 
-RECIPE = Recipe(epochs=4, batch=16, learning_rate=1e-2)
+RECIPE = TrainingConfig(epochs=4, batch=16, learning_rate=1e-2)
 
 
 def network() -> nn.Module:
@@ -21,7 +21,7 @@ def network() -> nn.Module:
         )
 
 
-def regression(count: int = 90, noise: float = 0.1) -> Task:
+def regression(count: int = 90, noise: float = 0.1) -> TrainingTask:
     """Return the task of fitting a curve, on inputs that are disturbed at random."""
     g = torch.Generator().manual_seed(1)
     x = torch.randn(count + 40, 6, generator=g)
@@ -31,26 +31,26 @@ def regression(count: int = 90, noise: float = 0.1) -> Task:
         moved = x[index] + noise * torch.randn(len(index), 6, generator=generator)
         return nn.functional.mse_loss(model(moved), y[index])
 
-    return Task(
+    return TrainingTask(
         count=count,
         loss=loss,
-        held_out=lambda model: float(nn.functional.mse_loss(model(x[count:]), y[count:])),
+        holdout=lambda model: float(nn.functional.mse_loss(model(x[count:]), y[count:])),
         identity=fingerprint([x, y]),
     )
 
 
-def scripted(losses: list[float]) -> Task:
+def scripted(losses: list[float]) -> TrainingTask:
     """Return a task whose losses on images held out are given, the first at the start."""
     said = iter(losses)
-    return Task(
+    return TrainingTask(
         count=4,
         loss=lambda model, index, _: model(torch.ones(len(index), 6)).square().mean(),
-        held_out=lambda _: next(said),
+        holdout=lambda _: next(said),
         identity="scripted",
     )
 
 
-def bits(trained: Trained) -> tuple[str, Any, int, str]:
+def bits(trained: TrainingResult) -> tuple[str, Any, int, str]:
     """Return all of a result but its seconds."""
     return (
         fingerprint(values_of(trained.model).values()),

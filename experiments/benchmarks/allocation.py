@@ -42,7 +42,7 @@ def point(bench: Bench, way: str, budget: entrim.Budget) -> dict[str, Any]:
             return {}
         model = found if isinstance(found, nn.Module) else found.model
         measured = {"seconds": round(time.perf_counter() - begin, 1), **_measured(bench, model)}
-        if way == "allocation" and isinstance(found, entrim.Sparsified):
+        if way == "allocation" and isinstance(found, entrim.SparsifyResult):
             distilled = entrim.distill(found, bench.subject.images).model
             measured["distilled"] = _measured(bench, distilled)["report"]
     return measured

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import entrim
-from entrim.allocate import Damage, Market
-from entrim.allocation.sensitivity import Sensor
-from entrim.budgeting import SENSED, Ladder, climb, sense
+from entrim.allocate import AllocationProblem, SensitivityCurve
+from entrim.allocation.sensitivity import SensitivityAnalyzer
+from entrim.budgeting import SENSED, ChannelRanking, measure_sensitivity, rank_channels
 from entrim.calibration.collect import gram_of
 from entrim.calibration.data import read_images
-from entrim.calibration.tensor_store import Shelf
+from entrim.calibration.tensor_store import TensorStore
 from entrim.deciding import Scene
-from entrim.reconstruction.layer import masked_tensors, refit_alone
+from entrim.reconstruction.layer import masked_tensors, refit_layer
 from entrim.run import Run
 from entrim.settings import Settings
 from experiments.benchmarks.cifar import DEV, Subject, percent_right
@@ -44,10 +44,10 @@ class Bench:
     subject: Subject
     run: Run
     scene: Scene
-    grams: Shelf
-    ladders: Mapping[str, Ladder]
-    sensor: Sensor
-    market: Market
+    grams: TensorStore
+    ladders: Mapping[str, ChannelRanking]
+    sensor: SensitivityAnalyzer
+    market: AllocationProblem
 
     @classmethod
     def of(cls, name: str) -> "Bench":
@@ -57,10 +57,10 @@ class Bench:
         example = subject.images[:4]
         graph = entrim.trace(subject.model, example)
         scene = Scene.of(run, graph, images)
-        grams = Shelf(run.settings.memory_limit)
+        grams = TensorStore(run.settings.memory_limit)
         asks = run.settings.asks(graph, scene.alone)
-        ladders = climb(run, scene, asks, grams, example)
-        sensor, market = sense(run, scene, ladders, grams, example)
+        ladders = rank_channels(run, scene, asks, grams, example)
+        sensor, market = measure_sensitivity(run, scene, ladders, grams, example)
         return cls(subject, run, scene, grams, ladders, sensor, market)
 
     def finished(self, widths: Mapping[str, int]) -> nn.Module:
@@ -70,14 +70,16 @@ class Bench:
         images = self.subject.images
         return entrim.sparsify(self.subject.model, images, widths=wanted, scores=scores).model
 
-    def looked(self, sensor: Sensor, held: Mapping[str, tuple[int, ...]]) -> Market:
+    def looked(
+        self, sensor: SensitivityAnalyzer, held: Mapping[str, tuple[int, ...]]
+    ) -> AllocationProblem:
         """Return the market with the damages that `sensor` finds while the others are held."""
         trials = {n: [ladder.kept(w) for w in ladder.widths] for n, ladder in self.ladders.items()}
         damages = {
-            name: Damage.of(
+            name: SensitivityCurve.of(
                 dict(zip(self.ladders[name].widths, (m.divergence for m in moved), strict=True))
             )
-            for name, moved in sensor.look(trials, held)
+            for name, moved in sensor.sweep(trials, held)
         }
         return replace(self.market, damages=damages)
 
@@ -87,15 +89,15 @@ def _ranks(order: Sequence[int]) -> list[float]:
     return [float(order.index(channel)) for channel in range(len(order))]
 
 
-def divergence(bench: Bench) -> Market:
+def divergence(bench: Bench) -> AllocationProblem:
     """The divergence of the outputs with one group cut: the default."""
     return bench.market
 
 
-def with_images(count: int) -> Callable[[Bench], Market]:
+def with_images(count: int) -> Callable[[Bench], AllocationProblem]:
     """Return the default with another number of images."""
 
-    def sensed(bench: Bench) -> Market:
+    def sensed(bench: Bench) -> AllocationProblem:
         task, images = bench.scene.task, bench.run.images.count
         batches = max(1, round(len(task.batches) * count / images))
         some = replace(task, programs=task.programs[:batches], batches=task.batches[:batches])
@@ -104,19 +106,21 @@ def with_images(count: int) -> Callable[[Bench], Market]:
     return sensed
 
 
-def second_round(bench: Bench) -> Market:
+def second_round(bench: Bench) -> AllocationProblem:
     """The divergence again, with the other groups held at the first allocation of 2x."""
     limits = entrim.Budget(macs=0.5).limits(bench.market.sizes)
-    widths = bench.market.filled(bench.market.way_down(limits)[-1], limits).widths
+    widths = bench.market.fill_slack(bench.market.greedy_path(limits)[-1], limits).widths
     held = {name: ladder.kept(widths[name]) for name, ladder in bench.ladders.items()}
     return bench.looked(bench.sensor, held)
 
 
-def layer_error(bench: Bench) -> Market:
+def layer_error(bench: Bench) -> AllocationProblem:
     """The squared errors of the layers that read a group, relative to their variance."""
     damages = {}
     for name, ladder in bench.ladders.items():
-        damages[name] = Damage.of({w: _refitted(bench, name, w)[1] for w in ladder.widths})
+        damages[name] = SensitivityCurve.of(
+            {w: _refitted(bench, name, w)[1] for w in ladder.widths}
+        )
     return replace(bench.market, damages=damages)
 
 
@@ -124,13 +128,13 @@ def _refitted(bench: Bench, name: str, width: int) -> tuple[dict[str, Tensor], f
     """Return the tensors with one group cut and its readers refitted, and their summed error."""
     graph, original = bench.scene.graph, bench.scene.task.tensors
     kept = bench.ladders[name].kept(width)
-    if width == bench.market.whole[name]:
+    if width == bench.market.full_widths[name]:
         return dict(original), 0.0
-    stays = graph.stays({name: kept})
+    stays = graph.kept_indices({name: kept})
     tensors = masked_tensors(graph, stays, original)
     ridge = bench.run.settings.ridge
     fits = [
-        refit_alone(r, gram_of(bench.grams, r.site.layer), stays, original, tensors, ridge)
+        refit_layer(r, gram_of(bench.grams, r.site.layer), stays, original, tensors, ridge)
         for r in bench.scene.reading(graph.group(name))
     ]
     return tensors, sum((fit.error for fit in fits), 0.0)
@@ -145,7 +149,7 @@ class _Watched:
     gradients: list[Tensor] = field(default_factory=list)
 
 
-def output_gradients(bench: Bench) -> Market:
+def output_gradients(bench: Bench) -> AllocationProblem:
     """Half the mean square of the change that output gradients foresee: no pass behind a layer.
 
     To second order the divergence is half the mean of (g . change)^2 with g the gradient of the
@@ -170,7 +174,7 @@ def output_gradients(bench: Bench) -> Market:
     damages = {}
     for name, ladder in bench.ladders.items():
         measured = {w: _foreseen(bench, name, w, watched) for w in ladder.widths}
-        damages[name] = Damage.of(measured)
+        damages[name] = SensitivityCurve.of(measured)
     return replace(bench.market, damages=damages)
 
 
@@ -212,7 +216,7 @@ Cut = Callable[[float], nn.Module]
 """The network with so many times fewer MACs."""
 
 
-def by_market(find: Callable[[Bench], Market]) -> Callable[[Bench], Cut]:
+def by_market(find: Callable[[Bench], AllocationProblem]) -> Callable[[Bench], Cut]:
     """Return the allocation by these damages, told once for all sizes."""
 
     def prepare(bench: Bench) -> Cut:
@@ -220,7 +224,7 @@ def by_market(find: Callable[[Bench], Market]) -> Callable[[Bench], Cut]:
 
         def cut(times: float) -> nn.Module:
             limits = entrim.Budget(macs=1 / times).limits(market.sizes)
-            widths = market.filled(market.way_down(limits)[-1], limits).widths
+            widths = market.fill_slack(market.greedy_path(limits)[-1], limits).widths
             return bench.finished(widths)
 
         return cut

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 import entrim
-from entrim.calibration.data import Calibration
+from entrim.calibration.data import CalibrationData
 from entrim.distillation.augment import Augmentation
-from entrim.distillation.loss import task_of
-from entrim.distillation.trainer import Recipe, Task, train
+from entrim.distillation.loss import distillation_task
+from entrim.distillation.trainer import TrainingConfig, TrainingTask, train
 from experiments.benchmarks.cifar import DEV, Subject, interval, percent_right
 from experiments.benchmarks.curves import INNER
 from experiments.benchmarks.ledger import Ledger, networks_at_hand
@@ -32,7 +32,7 @@ FRACTIONS = (0.33, 0.5)
 """Channels kept inside the blocks: 3 and 2 times fewer MACs."""
 RUNS = ((500, 10), (5000, 4), (500, 30))
 """Images to learn from, and epochs."""
-DEFAULT = Recipe(epochs=4, batch=64, learning_rate=1e-3, mode="eval")
+DEFAULT = TrainingConfig(epochs=4, batch=64, learning_rate=1e-3, mode="eval")
 LOOKS = {"shift": 1 / 16, "flip": False}
 CHOICES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -40,7 +40,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "learning rate 3e-3": {"learning_rate": 3e-3},
     "learning rate 3e-4": {"learning_rate": 3e-4},
-    "SGD, rate 1e-2": {"optimiser": "sgd", "learning_rate": 1e-2},
+    "SGD, rate 1e-2": {"optimizer": "sgd", "learning_rate": 1e-2},
     "no shifts": {"shift": 0.0},
     "flips": {"flip": True},
     "feature maps of the stages too": {"features": 1.0},
@@ -57,7 +57,7 @@ def subject() -> Subject:
 
 
 @cache
-def cut(fraction: float) -> entrim.Sparsified:
+def cut(fraction: float) -> entrim.SparsifyResult:
     """Return the network with this part of the channels inside its blocks, nothing trained."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,9 +94,11 @@ def chosen(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accuracy to choose by at 3 times fewer MACs, with some of the recipe changed."""
     looks = {key: changes.get(key, value) for key, value in LOOKS.items()}
     rest = {k: v for k, v in changes.items() if k not in (*LOOKS, "temperature", "features")}
-    images = Calibration({"": subject().images[:count]})
+    images = CalibrationData({"": subject().images[:count]})
     heat = changes.get("temperature", 4.0)
-    task = task_of(subject().model, images, count // 10, Augmentation(**looks), heat, seed=0)
+    task = distillation_task(
+        subject().model, images, count // 10, Augmentation(**looks), heat, seed=0
+    )
     if "features" in changes:
         task = with_features(task, changes["features"])
     found = train(cut(FRACTIONS[0]).model, task, replace(DEFAULT, **rest))
@@ -110,7 +112,7 @@ def chosen(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_features(task: Task, share: float) -> Task:
+def with_features(task: TrainingTask, share: float) -> TrainingTask:
     """Return the task with the relative errors of the outputs of the three stages in its loss.
 
     Both networks are asked on the same views of the images: the student's first layer tells which.

@@ -66,12 +66,12 @@ def _epoch_seconds() -> float:
     train = load_cifar10("train")
     images = PRETRAINED[VGG].normalization(train.images[: STEPS * BATCH])
     model = pretrained(VGG).train()
-    optimiser = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     begin = time.perf_counter()
     for x, y in zip(images.split(BATCH), train.labels.split(BATCH), strict=False):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
     return (time.perf_counter() - begin) / STEPS * len(train) / BATCH
 
 

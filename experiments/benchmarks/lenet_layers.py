@@ -46,7 +46,7 @@ def fast_against_reference(case: Case) -> str:
         for eps in eps_values:
             m = case.moments[name]
             slow, slow_s = timed(
-                lambda m=m, e=eps: entrim.solve(m, -e, e, method="reference", max_solves=3000)
+                lambda m=m, e=eps: entrim.solve(m, -e, e, solver="reference", max_solves=3000)
             )
             fast, fast_s = timed(lambda m=m, e=eps: entrim.solve(m, -e, e), repeats=5)
             seconds = [seconds[0] + slow_s, seconds[1] + fast_s]
@@ -81,9 +81,9 @@ def selection_quality(case: Case) -> str:
         m = case.moments[name]
         weight = case.model.get_submodule(name).weight
         assert isinstance(weight, Tensor)
-        errors = {"entropic": relative_error(m, entrim.solve_for(m, channels=k).kept)}
+        errors = {"entropic": relative_error(m, entrim.solve_k(m, k=k).kept)}
         for method in ("entropic", "greedy", "lasso", "magnitude"):
-            kept = entrim.select(m, channels=k, method=method, weight=weight)
+            kept = entrim.select(m, k=k, method=method, weight=weight)
             errors["select " + method] = relative_error(m, kept)
         errors["random"] = random_error(m, k)
         rows.append([name, k, *errors.values(), exhaustive_error(m, k)])
@@ -119,9 +119,7 @@ def relative_error(m: entrim.Moments, kept: Tensor) -> float:
 def random_error(m: entrim.Moments, k: int) -> float:
     """Return the mean over random choices."""
     g = torch.Generator().manual_seed(0)
-    draws = [
-        entrim.select(m, channels=k, method="random", generator=g) for _ in range(RANDOM_DRAWS)
-    ]
+    draws = [entrim.select(m, k=k, method="random", generator=g) for _ in range(RANDOM_DRAWS)]
     return sum(relative_error(m, kept) for kept in draws) / RANDOM_DRAWS
 
 
@@ -129,7 +127,7 @@ def exhaustive_error(m: entrim.Moments, k: int) -> float | str:
     """Return the error of the best subset where all can be tried."""
     if math.comb(m.channels, k) > MOST_SUBSETS:
         return "too many"
-    return relative_error(m, entrim.select(m, channels=k, method="exhaustive"))
+    return relative_error(m, entrim.select(m, k=k, method="exhaustive"))
 
 
 def network_accuracy(case: Case) -> str:
@@ -142,7 +140,7 @@ def network_accuracy(case: Case) -> str:
     for label, eps, paper_k, paper in (("E1", 0.01, 8, "98.49"), ("E2", 0.05, 4, "97.35")):
         for name, s in (
             (f"{label}, eps {eps}", entrim.solve(m, -eps, eps)),
-            (f"{label}, the paper's {paper_k} channels", entrim.solve_for(m, channels=paper_k)),
+            (f"{label}, the paper's {paper_k} channels", entrim.solve_k(m, k=paper_k)),
         ):
             fit = entrim.refit(m, s.kept)
             raw = accuracy(with_fc1(case.model, s.kept, s.weight, s.bias), images, labels)
@@ -164,7 +162,7 @@ def random_accuracy(case: Case, k: int, images: Tensor, labels: Tensor) -> float
     """Return the mean accuracy over random choices of k channels, each refitted."""
     m, g, total = case.moments["fc1"], torch.Generator().manual_seed(0), 0.0
     for _ in range(RANDOM_NETWORKS):
-        kept = entrim.select(m, channels=k, method="random", generator=g)
+        kept = entrim.select(m, k=k, method="random", generator=g)
         fit = entrim.refit(m, kept)
         total += accuracy(with_fc1(case.model, kept, fit.weight, fit.bias), images, labels)
     return total / RANDOM_NETWORKS

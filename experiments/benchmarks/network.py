@@ -11,7 +11,7 @@ import torch_pruning as tp
 from torch import Tensor, nn
 
 import entrim
-from entrim.surgery.prune import Cut, cut, sliced
+from entrim.surgery.prune import PrunedModel, prune, slice_model
 from experiments.benchmarks.record import table, timed, verdict, write
 from experiments.models import ZOO, Entry
 
@@ -30,7 +30,7 @@ class Case:
     entry: Entry
     model: nn.Module
     graph: entrim.ChannelGraph
-    result: Cut
+    result: PrunedModel
     trace: float
     cut: float
     slices: float
@@ -42,8 +42,8 @@ class Case:
         model, images = ZOO[name].model(), ZOO[name].images(2)
         graph, trace = timed(lambda: entrim.trace(model, images), REPEATS)
         plan = entrim.Plan({group.name: range(0, group.channels, 2) for group in graph.groups})
-        result, seconds = timed(lambda: cut(model, plan, images, graph=graph), REPEATS)
-        _, slices = timed(lambda: sliced(model, graph, plan.kept), REPEATS)
+        result, seconds = timed(lambda: prune(model, plan, images, graph=graph), REPEATS)
+        _, slices = timed(lambda: slice_model(model, graph, plan.kept), REPEATS)
         return cls(name, ZOO[name], model, graph, result, trace, seconds, slices)
 
 

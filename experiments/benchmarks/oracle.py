@@ -35,10 +35,10 @@ def distance_from_the_best() -> str:
 def excess(m: entrim.Moments, k: int, seed: int) -> list[float]:
     """Return the errors of `solve_for`, of `select`'s entropic and of chance over the best."""
     generator = torch.Generator().manual_seed(seed)
-    best = entrim.refit(m, entrim.select(m, channels=k, method="exhaustive")).mse
+    best = entrim.refit(m, entrim.select(m, k=k, method="exhaustive")).mse
     choices = [
-        entrim.solve_for(m, channels=k).kept,
-        entrim.select(m, channels=k, method="entropic"),
-        entrim.select(m, channels=k, method="random", generator=generator),
+        entrim.solve_k(m, k=k).kept,
+        entrim.select(m, k=k, method="entropic"),
+        entrim.select(m, k=k, method="random", generator=generator),
     ]
     return [entrim.refit(m, kept).mse / best for kept in choices]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import entrim
-from entrim.storage.checkpoint import Journal, Unit
+from entrim.storage.checkpoint import CheckpointStore, CheckpointUnit
 from experiments.benchmarks.cifar import Subject
 from experiments.benchmarks.ledger import networks_at_hand
 
@@ -36,21 +36,21 @@ def counting(seconds: Seconds) -> Iterator[None]:
     seconds["clock"] = seconds.get("clock", 0.0) + time.perf_counter() - begin[1]
 
 
-class Timed(Journal):
+class Timed(CheckpointStore):
     """A journal that knows what all of its kind have cost."""
 
     seconds: Seconds = {}  # noqa: RUF012
 
-    def find(self, name: str) -> Unit | None:
+    def find(self, name: str) -> CheckpointUnit | None:
         with counting(self.seconds):
-            return super().find(name)
+            return super().get(name)
 
-    def keep(self, name: str, unit: Unit) -> None:
+    def keep(self, name: str, unit: CheckpointUnit) -> None:
         with counting(self.seconds):
-            super().keep(name, unit)
+            super().put(name, unit)
 
 
-def run(subject: Subject, folder: Path, on_step: Callable[[entrim.Step], None]) -> Seconds:
+def run(subject: Subject, folder: Path, on_step: Callable[[entrim.ProgressEvent], None]) -> Seconds:
     """Return the seconds of a run."""
     found: Seconds = {}
     with warnings.catch_warnings(), counting(found):
@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         journal, copies = Path(name, "journal"), dict.fromkeys(MOMENTS, Path())
 
-        def copy(step: entrim.Step) -> None:
+        def copy(step: entrim.ProgressEvent) -> None:
             for number, (stage, share) in enumerate(MOMENTS):
                 place = Path(name, f"copy {number}")
                 if step.stage == stage and step.done >= share * step.total and not place.exists():

@@ -78,7 +78,7 @@ class Subject:
         train(self.model, x[:900], y[:900])
         self.tune, self.test = (x[900:1200], y[900:1200]), (x[1200:], y[1200:])
 
-    def searched(self, **options: Any) -> entrim.Searched:
+    def searched(self, **options: Any) -> entrim.SearchResult:
         return entrim.search(
             self.model,
             self.images,
@@ -110,25 +110,25 @@ def found(subject: Subject, kind: str) -> dict[str, Any]:
     at = {}
     for budget in BUDGETS:
         fits = any(t.score is not None and t.params <= budget for t in record.trials)
-        small = result.sparsified(result.best(params=budget)).model if fits else None
+        small = result.sparsify(result.best(params=budget)).model if fits else None
         at[str(budget)] = None if small is None else accuracy(small, *subject.test)
-    pruned = [t for t in record.trials if t.how.startswith("pruned")]
+    pruned = [t for t in record.trials if t.reason.startswith("pruned")]
     return {
         "volume": volumes,
         "at": at,
         "pruned": len(pruned),
-        "same": sum(t.how.startswith("the network of") for t in record.trials),
+        "same": sum(t.reason.startswith("the network of") for t in record.trials),
         "wrong": _missed(subject, result, pruned) if kind == "tpe" else None,
         "saved": record.saved,
         "seconds": record.seconds,
     }
 
 
-def _missed(subject: Subject, result: entrim.Searched, pruned: Sequence[entrim.Trial]) -> int:
+def _missed(subject: Subject, result: entrim.SearchResult, pruned: Sequence[entrim.Trial]) -> int:
     """Return how many pruned trials would have been on the front, had they been scored."""
     wrong = 0
     for trial in pruned:
-        score = accuracy(result.sparsified(trial).model, *subject.tune)
+        score = accuracy(result.sparsify(trial).model, *subject.tune)
         rivals = [t for t in result.front if t.params <= trial.params]
         wrong += all(score > (t.score or 0.0) for t in rivals)
     return wrong

@@ -61,7 +61,9 @@ def run(name: str, wish: str) -> dict[str, Any]:
     for batch in BATCHES:
         before, after = (entrim.measure(net, images[:batch]).latency for net in (model, done.model))
         found[f"time {batch}"] = before.median / after.median
-        found[f"spread {batch}"] = max(before.spread / before.median, after.spread / after.median)
+        found[f"spread {batch}"] = max(
+            before.deviation / before.median, after.deviation / after.median
+        )
     return found
 
 

@@ -42,8 +42,8 @@ class Bench:
     graph: entrim.ChannelGraph
     whole: Mapping[str, int]
     """The sizes of the network as it is."""
-    by_eps: dict[float, entrim.Sparsified] = field(default_factory=dict)
-    by_budget: dict[entrim.Budget, entrim.Sparsified] = field(default_factory=dict)
+    by_eps: dict[float, entrim.SparsifyResult] = field(default_factory=dict)
+    by_budget: dict[entrim.Budget, entrim.SparsifyResult] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str) -> "Bench":
@@ -52,7 +52,7 @@ class Bench:
         graph = entrim.trace(subject.model, example)
         return cls(subject, example, graph, _sizes(entrim.measure(subject.model, example)))
 
-    def cut(self, **options: Any) -> entrim.Sparsified:
+    def cut(self, **options: Any) -> entrim.SparsifyResult:
         """Return what `sparsify` makes of the network, always drawn alike."""
         generator = torch.Generator().manual_seed(0)
         return entrim.sparsify(
@@ -69,14 +69,14 @@ def _sizes(cost: entrim.Measurement) -> dict[str, int]:
     return {"params": cost.params, "macs": cost.macs, "bytes": cost.bytes}
 
 
-def allocated(bench: Bench, budget: entrim.Budget) -> entrim.Sparsified:
+def allocated(bench: Bench, budget: entrim.Budget) -> entrim.SparsifyResult:
     """Return the network at the widths that `sparsify` allocates."""
     if budget not in bench.by_budget:
         bench.by_budget[budget] = bench.cut(budget=budget)
     return bench.by_budget[budget]
 
 
-def uniform(bench: Bench, budget: entrim.Budget) -> entrim.Sparsified | None:
+def uniform(bench: Bench, budget: entrim.Budget) -> entrim.SparsifyResult | None:
     """Return the network at the largest fraction, the same everywhere, that keeps the budget."""
     low, high = 0, PARTS
     while high - low > 1:
@@ -97,7 +97,7 @@ def _evenly(graph: entrim.ChannelGraph, fraction: float) -> entrim.Plan:
     return entrim.Plan(kept)
 
 
-def one_eps(bench: Bench, budget: entrim.Budget) -> entrim.Sparsified | None:
+def one_eps(bench: Bench, budget: entrim.Budget) -> entrim.SparsifyResult | None:
     """Return the network at the least eps, the same everywhere, that keeps the budget.
 
     Found on a ladder, then by halving the step below it.
@@ -118,7 +118,7 @@ def one_eps(bench: Bench, budget: entrim.Budget) -> entrim.Sparsified | None:
     return bench.by_eps[high]
 
 
-def drawn(bench: Bench, budget: entrim.Budget) -> entrim.Sparsified:
+def drawn(bench: Bench, budget: entrim.Budget) -> entrim.SparsifyResult:
     """Return random channels at the widths that `sparsify` allocates."""
     groups = allocated(bench, budget).record.groups
     return bench.cut(widths={group.name: len(group.kept) for group in groups}, selector="random")
@@ -133,7 +133,9 @@ def torch_pruned(bench: Bench, budget: entrim.Budget) -> nn.Module | None:
     alone = {
         group.name
         for group in bench.graph.groups
-        if len(group.layers) == 1 == sum(group.name in site.feeds for site in bench.graph.sites)
+        if len(group.layers)
+        == 1
+        == sum(group.name in site.columns_per_channel for site in bench.graph.consumers)
     }
     low, high, best = 0.0, 1.0, None
     for _ in range(9):
@@ -160,7 +162,7 @@ def torch_pruned(bench: Bench, budget: entrim.Budget) -> nn.Module | None:
     return best
 
 
-WAYS: dict[str, Callable[[Bench, entrim.Budget], entrim.Sparsified | nn.Module | None]] = {
+WAYS: dict[str, Callable[[Bench, entrim.Budget], entrim.SparsifyResult | nn.Module | None]] = {
     "allocation": allocated,
     "uniform": uniform,
     "one eps": one_eps,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrim import Step
+from entrim import ProgressEvent
 from entrim.errors import CommandError, SaveError
 from experiments.paper.cutting import WAYS
 from experiments.paper.earlier import NOTHING, Earlier
@@ -147,7 +147,7 @@ class _Progress:
     _stage: str = ""
     _told: float = 0.0
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: ProgressEvent) -> None:
         now = time.monotonic()
         same = step.stage == self._stage
         if same and step.done < step.total and now - self._told < self.every:

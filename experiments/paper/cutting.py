@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim import Budget, Measurement, Plan, Sparsified, apply_plan, measure, sparsify
-from entrim.distillation.trainer import Recipe
+from entrim import Budget, Measurement, Plan, SparsifyResult, apply_plan, measure, sparsify
+from entrim.distillation.trainer import TrainingConfig
 from experiments.models import Subject
 from experiments.paper.criteria import Ranking
 from experiments.paper.rows import Row
@@ -155,7 +155,7 @@ class Lessons:
         self,
         name: str,
         model: nn.Module,
-        recipe: Callable[[int, int], Recipe],
+        recipe: Callable[[int, int], TrainingConfig],
         epochs: tuple[int, ...],
     ) -> dict[int, float]:
         """Return the accuracy after so many epochs each, as far as it may be run."""
@@ -176,11 +176,11 @@ class Lessons:
             found[count] = point["accuracy"]
         return found
 
-    def taught(self, name: str, model: nn.Module, recipe: Recipe) -> nn.Module:
+    def taught(self, name: str, model: nn.Module, recipe: TrainingConfig) -> nn.Module:
         """Return `model` after a training."""
         return self.work.trained(name, model, self.subject.task(), recipe)
 
-    def _learn(self, name: str, model: nn.Module, recipe: Recipe) -> Point:
+    def _learn(self, name: str, model: nn.Module, recipe: TrainingConfig) -> Point:
         return {"accuracy": self.subject.accuracy(self.taught(name, model, recipe))}
 
 
@@ -250,7 +250,7 @@ def _cut(
     }
 
 
-def _local_sparsity(result: Sparsified, row: Row) -> float | None:
+def _local_sparsity(result: SparsifyResult, row: Row) -> float | None:
     """Return the share of weights that went, of the convolutions cut on both sides, in percent."""
     if not row.inner:
         return None

@@ -84,20 +84,20 @@ class BudgetError(EntrimError, ValueError):
     """No network that can be reached by cutting keeps the budget."""
 
     @classmethod
-    def size(cls, kind: str, limit: int, least: int) -> "BudgetError":
+    def size(cls, resource: str, limit: float, lowest: float) -> "BudgetError":
         """Return the error of a size that cannot be reached."""
         return cls(
-            f"a budget of {limit:,} {kind} cannot be kept: with every group that can be cut at its "
-            f"least width the network still has {least:,}; allow at least that, or let more groups "
-            "be cut (layers=, skip=)"
+            f"a budget of {limit:,} {resource} cannot be met: with every group at its minimum "
+            f"width the network still has {lowest:,}; allow at least that, or prune more groups "
+            "(include=, exclude=)"
         )
 
     @classmethod
-    def latency(cls, limit: float, least: float) -> "BudgetError":
+    def latency(cls, limit: float, lowest: float) -> "BudgetError":
         """Return the error of a time that cannot be reached."""
         return cls(
             f"a latency of {1e3 * limit:.3g} ms cannot be kept: the narrowest network still takes "
-            f"{1e3 * least:.3g} ms here; allow more than that, or let more groups be cut"
+            f"{1e3 * lowest:.3g} ms here; allow more than that, or let more groups be cut"
         )
 
     @classmethod

@@ -1,255 +1,1020 @@
-"""The order of the stages: trace, collect, choose, rebuild, cut."""
+"""The complete pipeline: `Pruner` collects statistics once and prunes to any number of targets."""
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from entrim.budget import Budget
-from entrim.budgeting import decide_within
-from entrim.calibration.data import Images, read_images
-from entrim.calibration.tensor_store import Shelf
-from entrim.checking import check_images
-from entrim.choose import Chosen
-from entrim.deciding import Scene, decide, name_eps, stability
-from entrim.entropic.moments import MEMORY_LIMIT
-from entrim.errors import BadSettingError
-from entrim.graph.eager import Example, neutral_context, own_randomness, unwrap
-from entrim.rebuilding import cut_in, rebuilt
-from entrim.recording import identity, recorded
-from entrim.records import Step
-from entrim.run import Run
-from entrim.settings import RIDGE, Patterns, Settings
-from entrim.sparsified import Sparsified
-from entrim.storage.checkpoint import Journal
-from entrim.surgery.prune import Cut, cut
+from entrim.allocation.allocate import (
+    AllocationPoint,
+    AllocationProblem,
+    SelectedPoint,
+    SensitivityCurve,
+    select_point,
+)
+from entrim.allocation.costs import Costs
+from entrim.allocation.sensitivity import (
+    SensitivityAnalyzer,
+    error_of,
+    measured_batches,
+    measured_widths,
+)
+from entrim.calibration.checks import check_images
+from entrim.calibration.collect import LayerStatistics
+from entrim.calibration.consumers import BoundConsumer
+from entrim.calibration.data import CalibrationData, Images, read_images
+from entrim.callbacks import Callback, Progress
+from entrim.config import (
+    SIZES,
+    Budget,
+    Calibration,
+    EntropicPenalty,
+    Patterns,
+    Reconstruction,
+    Target,
+    Widths,
+    list_patterns,
+    to_plain,
+)
+from entrim.entropic.solution import Part
+from entrim.errors import (
+    BadSettingError,
+    BudgetWarning,
+    CalibrationWarning,
+    LatencyWarning,
+    NothingCutWarning,
+    RolledBackWarning,
+)
+from entrim.graph.channel_graph import ChannelGraph, Group
+from entrim.graph.eager import (
+    ExampleInputs,
+    isolate_random_state,
+    neutral_context,
+    samples,
+    unwrap,
+)
+from entrim.reconstruction.layer import LayerFit, LayerUpdate
+from entrim.reconstruction.sequential import reconstruct, removed_from
+from entrim.records import LayerRecord, Record, Size, now
+from entrim.results import (
+    VERSIONS,
+    SparsifyResult,
+    group_records,
+    size_record,
+    tradeoff_records,
+    versions,
+)
+from entrim.selection.base import (
+    ChannelRanking,
+    ChannelSelection,
+    GroupStatistics,
+    GroupTarget,
+    RankingSelector,
+    Selector,
+)
+from entrim.selection.baselines import EliminationSelector, MomentsSelector, Scores
+from entrim.selection.entropic import EntropicSelector, select_channels
+from entrim.storage.checkpoint import CheckpointStore, fingerprint
+from entrim.surgery.measure import measure
+from entrim.surgery.plan import Plan
+from entrim.surgery.prune import PrunedModel, part_of, prune
+from entrim.surgery.structure import values_of
 from entrim.surgery.trace import trace
 
-_EXAMPLE = 4
+EXAMPLES = 4
+"""Images with which a network is traced, if no example inputs are given."""
+REPEATS = 15
+"""Runs whose median is the latency of a point."""
+SELECTORS: Mapping[str, Selector] = {
+    "entropic": EntropicSelector(),
+    "greedy": EliminationSelector(),
+    "lasso": MomentsSelector("lasso"),
+    "magnitude": MomentsSelector("magnitude"),
+    "random": MomentsSelector("random"),
+    "exhaustive": MomentsSelector("exhaustive"),
+}
+TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
+"""Dataclasses in checkpoints."""
 
 
-@neutral_context()
-def sparsify(
-    model: nn.Module,
-    images: Images,
-    eps_w: float | None = None,
-    eps_l2: float | None = None,
-    *,
-    preset: str | None = None,
-    mode: str | None = None,
-    refit: bool | None = None,
-    correct: bool | None = None,
-    coupling: str = "joint",
-    batchnorm: str = "keep",
-    layers: Patterns | None = None,
-    skip: Patterns = (),
-    eps: Mapping[str, tuple[float, float]] | None = None,
-    widths: Mapping[str, int | float] | None = None,
-    budget: Budget | None = None,
-    selector: str | None = None,
-    scores: Mapping[str, Tensor | Sequence[float]] | None = None,
-    alternation: int | float | None = None,
-    round_to: int = 1,
-    ridge: float = RIDGE,
-    positions: int | None = None,
-    resamples: int = 0,
-    example: Example | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    generator: torch.Generator | None = None,
-    memory_limit: int = MEMORY_LIMIT,
-    journal: str | os.PathLike[str] | Journal | None = None,
-) -> Sparsified:
-    """Return a smaller network that computes as nearly as possible what `model` does.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The kept channels of every group that a target concerns, and the targets they satisfy."""
 
-    `images` are a few hundred like those the network will see, normalised as in its training: a
-    tensor, or an iterable of batches, where labels behind the images are ignored and a dict is
-    handed over as keyword arguments. `model` is not touched. Patterns (`*` and `?`) match the name
-    of a group or of a layer that produces its channels, as `trace` lists them; where several match,
-    the first counts.
+    channels: Mapping[str, ChannelSelection]
+    targets: Mapping[str, GroupTarget]
+    point: SelectedPoint | None = None
+    """The selected point of the allocation path, under a budget."""
 
-    How small: one of the following three. Without any, the widths are those of the knee, where
-    cutting more would begin to cost more than it saves; `record.tradeoff` holds the whole curve.
 
-    - `budget=Budget(params=0.3)`: what may remain. Every group is cut on its own to see what that
-      does to the outputs, and the widths are those that hurt least under the budget.
-    - `eps_w`, `eps_l2`: how strongly few channels are wanted, as in the paper; more cuts more.
-      `eps={pattern: (eps_w, eps_l2)}` sets them for some groups, and the others are cut by eps_w
-      and eps_l2 all the same, -1e-4 and 1e-4 where they are not given: to cut the named groups
-      only, name them in `layers` too.
-    - `widths={pattern: 64 or 0.5}`: channels to keep, as a number or a fraction; groups that it
-      does not name stay whole unless eps is given too. Channels that are zero on all images, or
-      copies of others, are not kept to fill a width up.
+class Pruner:
+    """One network and one calibration set: statistics are collected once, for many targets.
 
-    And how:
+    A `Pruner` owns temporary files when statistics exceed the memory limit; use it as a context
+    manager, or call `close()`.
 
-    - `selector`: how channels are chosen at given widths, see `select`; "entropic" by default,
-      "greedy" under a budget. For comparisons.
-    - `scores={pattern: one number a channel}`: importances of your own instead of a selector; the
-      largest stay, at given widths or under a budget, and the weights are solved again as ever.
-    - `layers`, `skip`: look at these groups only; leave these alone.
-    - `preset="paper"`: the method as published: every layer alone, no refit, only channels that one
-      layer makes and one layer reads.
-    - `alternation=3e-3`: choose by the paper's own two steps, until they lower the loss by less
-      than this; slower, and with more channels than the minimum has. Needs SciPy; to compare.
-    - `mode`: "sequential" (default) rebuilds the layers in order, each on what it will really see;
-      "independent" each on the original activations: faster by one pass, less accurate.
-    - `refit` (True): solve the weights again, without the shrinkage of eps_l2, once the channels
-      are chosen. Without it the weights are those of the entropic solve; another selector, or
-      `coupling="max"`, then leaves the old ones.
-    - `correct` (True): let a layer that is added to a skip path make up for the drift of that path;
-      in sequential mode only.
-    - `ridge`: pulls the refit towards the weights of before, relative to each column's own second
-      moment; raise it when there are few images.
-    - `coupling`: channels that several layers read are chosen for all at once ("joint"), or for
-      each alone and then by the largest importance ("max", the paper's proposal).
-    - `batchnorm="reestimate"`: give every BatchNorm behind a cut the statistics of these images;
-      one that serves several calls keeps its own.
-    - `round_to`: widths are multiples of this, rounded up, for hardware that likes them.
-    - `positions`: choose by so many random output positions of each image instead of all: faster
-      for large images. A sequential rebuild looks at all of them.
-    - `resamples`: choose again on so many resampled sets of images, and record how stable the kept
-      channels are.
-    - `example`: what the network is traced and proven with, by default the first four images.
-    - `on_step`: called with a `Step` after each batch, group and layer.
-    - `generator`: draws positions, resamples and random selections.
-    - `memory_limit`: bytes that second moments or activations may take; activations beyond it wait
-      on disk.
-    - `journal`: a folder for what is finished, so that a call that was interrupted or killed goes
-      on after it, to the same bits with as many threads, when it is made again with the same
-      network, images and settings; with anything else it is refused. The folder goes when the
-      call ends well.
+    Parameters
+    ----------
+    model : nn.Module
+        The network; it is not modified.
+    images : Tensor or iterable
+        A few hundred images like those that the network will see, normalized as in its training: a
+        tensor, or an iterable of batches. Labels behind the images are ignored, and a dict is
+        passed on as keyword arguments.
+    selector : str or Selector, default "auto"
+        Which channels to keep at a given width: "entropic", "greedy", "lasso", "magnitude",
+        "random", "exhaustive", or a `Selector` such as `Scores`. "auto" is "greedy" (backward
+        elimination) for a budget and "entropic" otherwise.
+    reconstruction : Reconstruction or None
+        How the kept weights are solved again; None keeps the original weights.
+    include, exclude : str or list of str
+        Patterns of groups to prune, and to leave alone. A pattern matches the name of a group or
+        of a layer that produces its channels, as `trace` lists them.
+    calibration : Calibration
+        How the images are used.
+    example_inputs : Tensor, tuple or dict, optional
+        Inputs with which the network is traced and verified; by default the first four images.
+    callbacks : list of Callback, optional
+        Receive the progress.
+    checkpoint_dir : path, optional
+        A folder for finished units of work. A call that was interrupted or killed continues after
+        them when it is repeated with the same network, images and options, and computes the same
+        result. Removed when a `with` block or `sparsify` ends without an error.
+    seed : int, default 0
+        Of everything that is drawn at random.
 
+    Examples
+    --------
     >>> import torch, entrim
     >>> g = torch.Generator().manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-    >>> small = entrim.sparsify(net, torch.randn(300, 8, generator=g), widths={"0": 4}).model
-    >>> small[0].out_features
-    4
+    >>> with entrim.Pruner(net, torch.randn(300, 8, generator=g)) as pruner:
+    ...     sizes = [pruner.prune(entrim.Budget(params=p)).record.after.params for p in (0.8, 0.4)]
+    >>> sizes[0] > sizes[1]
+    True
     """
-    settings = Settings(
-        eps_w=eps_w,
-        eps_l2=eps_l2,
-        preset=preset,
-        mode=mode,
-        refit=refit,
-        correct=correct,
-        coupling=coupling,
-        batchnorm=batchnorm,
-        layers=layers,
-        skip=skip,
-        eps=eps or {},
-        widths=widths,
-        budget=budget,
-        selector=selector,
-        alternation=alternation,
-        scores={name: _plain(values) for name, values in (scores or {}).items()} or None,
-        round_to=round_to,
-        ridge=ridge,
-        positions=positions,
-        resamples=resamples,
-        memory_limit=memory_limit,
-    )
-    kept = journal if isinstance(journal, Journal) else _journal(journal)
-    run = begin(model, images, settings, generator, on_step, kept)
-    done = _through(run, example_of(run, example))
-    if journal is not kept:
-        kept.remove()
-    return done
 
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images,
+        *,
+        selector: str | Selector = "auto",
+        reconstruction: Reconstruction | None = Reconstruction(),  # noqa: B008
+        include: Patterns = "*",
+        exclude: Patterns = (),
+        calibration: Calibration = Calibration(),  # noqa: B008
+        example_inputs: ExampleInputs | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | CheckpointStore | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model = unwrap(model)
+        self.selector = _check_selector(selector)
+        self.reconstruction = _check_type("reconstruction", reconstruction, Reconstruction)
+        self.calibration = _check_type("calibration", calibration, Calibration)
+        self.include, self.exclude = list_patterns(include), list_patterns(exclude)
+        self.seed = _check_seed(seed)
+        self.progress = Progress.of(callbacks)
+        self.checkpoints = _store(checkpoint_dir)
+        like = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
+        convert = calibration.batch_to_inputs
+        self.images = read_images(images, like.device, like.dtype, convert)
+        first = self.images.batch(slice(0, EXAMPLES))
+        self.example_inputs: ExampleInputs = first if example_inputs is None else example_inputs
+        self.fits: list[LayerFit] = []
+        """The layers that the last reconstruction refitted."""
+        self._errors: dict[tuple[tuple[str, int], ...], float] = {}
 
-def _journal(folder: str | os.PathLike[str] | None) -> Journal:
-    return Journal(folder=None if folder is None else Path(folder))
+    def __enter__(self) -> "Pruner":
+        return self
 
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        if error is None:
+            self.checkpoints.remove()
 
-def _plain(scores: Tensor | Sequence[float]) -> tuple[float, ...]:
-    if isinstance(scores, Tensor) and scores.ndim != 1:
-        raise BadSettingError(
-            f"scores have the shape {tuple(scores.shape)}: hand over one number a channel"
+    def close(self) -> None:
+        """Remove temporary files and collected statistics."""
+        if "statistics" in self.__dict__:
+            self.statistics.store.close()
+
+    # The pipeline
+
+    @neutral_context()
+    def prune(self, target: Target | None = None) -> SparsifyResult:
+        """Return a smaller network that computes nearly the same outputs.
+
+        Parameters
+        ----------
+        target : Budget, Widths or EntropicPenalty, optional
+            How small. Without one, the widths are those at the knee of the trade-off between cost
+            and divergence; `record.tradeoff` contains the curve.
+
+        Returns
+        -------
+        SparsifyResult
+        """
+        self._check_target(target)
+        with isolate_random_state():  # a layer may draw random numbers in eval mode too
+            torch.manual_seed(self._run_seed or 0)
+            identity = {} if self.checkpoints.folder is None else self._identity
+            with self.checkpoints.open(identity) as finished:
+                if finished:
+                    self.progress.step("resume", "interrupted run", finished, finished, "restored")
+                selection = self.select(target)
+                stability = self._bootstrap(target, selection)
+                pruned = self.apply(selection)
+                if not pruned.plan.kept:
+                    self._warn_nothing_pruned(target, selection)
+                return self._result(target, selection, stability, pruned)
+
+    @cached_property
+    def graph(self) -> ChannelGraph:
+        """The coupled and frozen channels of the network."""
+        with isolate_random_state(), self.progress.stage("trace"):
+            return trace(self.model, self.example_inputs)
+
+    @cached_property
+    def statistics(self) -> LayerStatistics:
+        """The consumers of all groups and their Gram matrices, collected when they are needed."""
+        graph = self.graph
+        with isolate_random_state(), self.progress.stage("trace"):
+            found = self._statistics_on(self.images, self._run_seed)
+            warning = check_images(found.forward)
+        if warning is not None:
+            self.progress.warn(warning, CalibrationWarning)
+        groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
+        self.progress.step("trace", type(self.model).__name__, 1, 1, groups)
+        self._data_notes = list(self.progress.notes)
+        return found
+
+    def select(self, target: Target | None = None) -> Selection:
+        """Return the channels to keep for `target`: by penalty, at widths, or by allocation."""
+        targets = self.group_targets(target)
+        if target is None or isinstance(target, Budget):
+            return self._allocate(target, targets)
+        groups = self.prunable_groups(targets)
+        keys = {group.name: f"selection in {group.name} for {target!r}" for group in groups}
+        self.collect(group for group in groups if not self.checkpoints.has(keys[group.name]))
+        found = {}
+        with self.progress.stage("select"):
+            for done, group in enumerate(groups, 1):
+                work = partial(self._select_in, group, targets[group.name])
+                found[group.name] = self.checkpoints.get_or_compute(keys[group.name], work)
+                kept = f"{len(found[group.name].kept)} of {group.channels}"
+                detail = self._detail(keys[group.name], kept)
+                self.progress.step("select", group.name, done, len(groups), detail, is_final=True)
+        return Selection(found, targets)
+
+    def apply(self, selection: Selection) -> PrunedModel:
+        """Return the network on the selected channels: reconstructed, pruned and verified."""
+        with self.progress.stage("reconstruct"):
+            plan = self._reconstruct(selection.channels)
+        with self.progress.stage("prune"):
+            return prune(self.model, plan, self.example_inputs, graph=self.graph)
+
+    # Targets and statistics
+
+    def group_targets(self, target: Target | None) -> dict[str, GroupTarget]:
+        """Return what `target` requests of every included group; others keep all channels."""
+        self._check_target(target)
+        patterns = [*self.include, *self.exclude, *_patterns_of(target)]
+        selector = self._selector_for(target)
+        if isinstance(selector, Scores):
+            patterns += selector.scores
+        for pattern in patterns:
+            if not any(group.matches(pattern) for group in self.graph.groups):
+                names = ", ".join(group.name for group in self.graph.groups)
+                raise BadSettingError(
+                    f"no group matches {pattern!r}: patterns match layers that produce channels, "
+                    f"and the groups are {names}"
+                )
+        found = {}
+        for group in self.graph.groups:
+            included = any(map(group.matches, self.include))
+            if included and not any(map(group.matches, self.exclude)):
+                one = self._group_target(target, group, selector)
+                if one is not None:
+                    found[group.name] = one
+                    if isinstance(selector, Scores):
+                        selector.of_group(group)  # refuse wrong scores before anything runs
+        return found
+
+    def prunable_groups(self, targets: Mapping[str, GroupTarget]) -> list[Group]:
+        """Return the groups of `targets` whose statistics can be collected; warn about others."""
+        statistics = self.statistics
+        hidden = statistics.unobservable_groups
+        groups = [self.graph.group(name) for name in targets if name not in hidden]
+        large = statistics.too_large(groups)
+        if large:
+            self.progress.warn(
+                "not pruned, because the second moments of their consumers exceed memory_limit="
+                f"{self.calibration.memory_limit:,} bytes: {', '.join(sorted(large))}; raise "
+                "memory_limit, or pool before flattening",
+                CalibrationWarning,
+            )
+        return [g for g in groups if g.name not in large and statistics.consumers_of(g)]
+
+    def collect(self, groups: Iterable[Group]) -> None:
+        """Collect the statistics of `groups` that are missing, in as few passes as fit."""
+        self._collect_consumers(self.statistics.consumers_of(*groups))
+
+    def group_statistics(self, group: Group) -> GroupStatistics:
+        """Return the collected statistics of one group, as selectors use them."""
+        return _group_statistics(self.statistics, group)
+
+    @cached_property
+    def rankings(self) -> dict[str, ChannelRanking]:
+        """The removal order of all included groups that can be pruned."""
+        targets = self.group_targets(None)
+        groups = self.prunable_groups(targets)
+        known = [g for g in groups if all(map(self.checkpoints.has, _ranked_keys(g.name)))]
+        self.collect(group for group in groups if group not in known)
+        found = {}
+        with self.progress.stage("select"):
+            for done, group in enumerate(groups, 1):
+                key = _ranked_keys(group.name)[0]
+                work = partial(self._rank, group, targets[group.name].selector)
+                order = self.checkpoints.get_or_compute(key, work)
+                found[group.name] = ChannelRanking.of(group, order)
+                detail = self._detail(key, "channels ranked")
+                self.progress.step("select", group.name, done, len(groups), detail)
+            narrow = {name: ranking.kept(ranking.min_width) for name, ranking in found.items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RolledBackWarning)
+                plan = prune(self.model, Plan(narrow), self.example_inputs, graph=self.graph).plan
+        return {name: ranking for name, ranking in found.items() if name in plan.kept}
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The sizes of the network as a function of its widths."""
+        forward = self.statistics.forward
+        macs = measure(self.model, self.example_inputs, repeats=2).macs
+        batch = samples(forward.batches[0])
+        return Costs.of(self.model, self.graph, forward.programs[0], macs, batch)
+
+    @cached_property
+    def analyzer(self) -> SensitivityAnalyzer:
+        """Measures how much pruned groups change the outputs, on some of the images."""
+        forward, names = self.statistics.forward, self.rankings
+        batches = measured_batches(len(forward.batches), self.images.count)
+        some = replace(
+            forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
         )
-    return tuple(map(float, scores))
+        concerned = self.statistics.consumers_of(*map(self.graph.group, names))
+        ridge = Reconstruction().ridge if self.reconstruction is None else self.reconstruction.ridge
+        return SensitivityAnalyzer(
+            some,
+            self.graph,
+            concerned,
+            self.statistics.store,
+            ridge,
+            self.calibration.sensitivity,
+        )
+
+    @cached_property
+    def curves(self) -> dict[str, SensitivityCurve]:
+        """The sensitivity curve of every ranked group."""
+        rankings, found = self.rankings, {}
+        with self.progress.stage("sensitivity"):
+            for name, values in self._divergences():
+                widths = measured_widths(rankings[name])
+                found[name] = SensitivityCurve.of(dict(zip(widths, values, strict=True)))
+                detail = f"divergence up to {values[0]:.2g}"
+                detail = self._detail(_ranked_keys(name)[1], detail)
+                self.progress.step("sensitivity", name, len(found), len(rankings), detail)
+        return {name: found[name] for name in rankings}
+
+    # Steps
+
+    def _allocate(self, budget: Budget | None, targets: Mapping[str, GroupTarget]) -> Selection:
+        """Return the selection at the allocated widths."""
+        rankings = self.rankings
+        problem = AllocationProblem(
+            costs=self.costs,
+            curves={
+                name: SensitivityCurve((ranking.group.channels,), (0.0,))
+                for name, ranking in rankings.items()
+            },
+            full_widths={group.name: group.channels for group in self.graph.groups},
+            min_widths={name: ranking.min_width for name, ranking in rankings.items()},
+            round_to=1 if budget is None else budget.round_to,
+            extra_costs={} if budget is None else {k: c for k, (c, _) in budget.costs.items()},
+        )
+        if budget is not None:  # before the expensive part
+            problem.check_feasible(budget.limits(problem.sizes))
+        problem = replace(problem, curves=self.curves)
+        with self.progress.stage("allocate"):
+            point = select_point(
+                problem,
+                budget,
+                self.analyzer.uninformative_divergence(),
+                latency_of=self._latency_at,
+                error_of=partial(self._error_at, targets),
+            )
+            channels = self._selection_at(point.at, targets, point.reason)
+        self._report_allocation(problem, point)
+        settled = {n: replace(targets[n], width=point.at.widths[n]) for n in channels}
+        return Selection(channels, settled, point)
+
+    def _report_allocation(self, problem: AllocationProblem, point: SelectedPoint) -> None:
+        total = len(problem.curves) + 1
+        for done, (name, curve) in enumerate(problem.curves.items(), 1):
+            width = point.at.widths[name]
+            kept = f"{width} of {problem.full_widths[name]}, divergence {curve.at(width):.2g}"
+            self.progress.step("allocate", name, done, total, kept, is_final=True)
+        self.progress.step("allocate", type(self.model).__name__, total, total, point.reason)
+
+    def _divergences(self) -> Iterable[tuple[str, list[float]]]:
+        """Yield the divergence of each ranked group at its measured widths, known ones first."""
+        rankings = self.rankings
+        found = {name: self.checkpoints.get(_ranked_keys(name)[1]) for name in rankings}
+        yield from ((name, values) for name, values in found.items() if values is not None)
+        rest = {
+            name: [rankings[name].kept(width) for width in measured_widths(rankings[name])]
+            for name, values in found.items()
+            if values is None
+        }
+        if rest:
+            analyzer = self.analyzer
+            self.collect(map(self.graph.group, rest))
+            for name, changes in analyzer.sweep(rest, held={}):
+                values = [change.divergence for change in changes]
+                self.checkpoints.put(_ranked_keys(name)[1], values)
+                yield name, values
+
+    def _rank(self, group: Group, selector: Selector) -> list[int]:
+        if not isinstance(selector, RankingSelector):
+            selector = EliminationSelector()
+        order = selector.rank(self.group_statistics(group))
+        found = [int(channel) for channel in order]
+        if sorted(found) != list(range(group.channels)):
+            raise BadSettingError(
+                f"{selector} ranked {group.name} with {len(found)} channels: return each of its "
+                f"{group.channels} channels once"
+            )
+        return found
+
+    def _select_in(self, group: Group, target: GroupTarget) -> ChannelSelection:
+        return select_channels(target, self.group_statistics(group))
+
+    def _selection_at(
+        self, point: AllocationPoint, targets: Mapping[str, GroupTarget], reason: str
+    ) -> dict[str, ChannelSelection]:
+        """Return the selection in every ranked group at the widths of `point`."""
+        fresh = {
+            name: f"selection in {name} at {point.widths[name]}"
+            for name, ranking in self.rankings.items()
+            if not isinstance(targets[name].selector, RankingSelector)
+            and point.widths[name] < ranking.group.channels
+        }
+        missing = [name for name, key in fresh.items() if not self.checkpoints.has(key)]
+        self.collect(map(self.graph.group, missing))
+        found = {}
+        for name, ranking in self.rankings.items():
+            width, why = point.widths[name], f"{targets[name].selector}, {reason}"
+            if name in fresh:
+                target = replace(targets[name], width=width)
+                work = partial(self._select_in, ranking.group, target)
+                one = self.checkpoints.get_or_compute(fresh[name], work)
+                found[name] = replace(one, reason=why)
+            else:
+                found[name] = ChannelSelection(kept=ranking.kept(width), reason=why)
+        return found
+
+    def _latency_at(self, point: AllocationPoint) -> float:
+        """Return the measured latency of a network with the widths of `point`."""
+
+        def run() -> float:
+            kept = {name: r.kept(point.widths[name]) for name, r in self.rankings.items()}
+            small = prune(self.model, Plan(kept), self.example_inputs, graph=self.graph).model
+            return measure(small, self.example_inputs, repeats=REPEATS).latency.median
+
+        return self.checkpoints.get_or_compute(f"latency at {sorted(point.widths.items())}", run)
+
+    def _error_at(self, targets: Mapping[str, GroupTarget], point: AllocationPoint) -> float:
+        """Return the error of the outputs with the widths of `point`, after reconstruction."""
+        widths = tuple(sorted(point.widths.items()))
+
+        def run() -> float:
+            selection = self._selection_at(point, targets, "")
+            return self.analyzer.change(self._tensors(selection)).error
+
+        if widths not in self._errors:
+            key = f"error at {list(widths)}"
+            self._errors[widths] = self.checkpoints.get_or_compute(key, run)
+        return self._errors[widths]
+
+    def _tensors(
+        self,
+        selection: Mapping[str, ChannelSelection],
+        on_layer: Callable[[LayerFit], None] = lambda _: None,
+        cached: Callable[[str, Callable[[], LayerUpdate]], LayerUpdate] = lambda _, run: run(),
+    ) -> dict[str, Tensor]:
+        return reconstruct(
+            self.statistics,
+            selection,
+            self.reconstruction,
+            collect=self._collect_consumers,
+            on_layer=on_layer,
+            cached=cached,
+        )
+
+    def _reconstruct(self, selection: Mapping[str, ChannelSelection]) -> Plan:
+        """Return the plan with new weights for all layers that change, and report every layer."""
+        kept = removed_from(self.graph, selection)
+        indices, total = self.graph.kept_indices(kept), len(self.statistics.consumers)
+        self.fits = []
+        prefix = f"reconstruction on {sorted(kept.items())}: "
+
+        def cached(layer: str, run: Callable[[], LayerUpdate]) -> LayerUpdate:
+            return self.checkpoints.get_or_compute(prefix + layer, run)
+
+        def on_layer(fit: LayerFit) -> None:
+            self.fits.append(fit)
+            detail = self._detail(prefix + fit.layer, f"error {fit.error:.1%} of the variance")
+            done = len(self.fits)
+            self.progress.step("reconstruct", fit.layer, done, total, detail, is_final=True)
+            if fit.rows < fit.columns:
+                self.progress.warn(
+                    f"{fit.layer} is refitted on {fit.rows} rows for {fit.columns} columns: pass "
+                    "more images, or keep fewer channels",
+                    CalibrationWarning,
+                )
+
+        tensors = self._tensors(selection, on_layer, cached)
+        if len(self.fits) < total:  # the other layers have the same inputs and targets as before
+            done = f"{len(self.fits)} of {total} layers refitted"
+            self.progress.step("reconstruct", type(self.model).__name__, total, total, done)
+        original = self.statistics.forward.tensors
+        changed = {name: new for name, new in tensors.items() if new is not original[name]}
+        weights = {name: part_of(new, indices.get(name, {})) for name, new in changed.items()}
+        return Plan(kept, weights)
+
+    def _bootstrap(self, target: Target | None, selection: Selection) -> dict[str, float]:
+        """Return the mean overlap of every kept set with those of bootstrap samples."""
+        overlaps: dict[str, list[float]] = {name: [] for name in selection.channels}
+        for number in range(self.calibration.n_bootstrap):
+            work = partial(self._select_on_sample, selection.targets, number)
+            kept = self.checkpoints.get_or_compute(f"bootstrap {number} for {target!r}", work)
+            for name, channels in kept.items():
+                own, other = set(selection.channels[name].kept), set(channels)
+                overlaps[name].append(len(own & other) / len(own | other))
+        return {name: sum(values) / len(values) for name, values in overlaps.items() if values}
+
+    def _select_on_sample(
+        self, targets: Mapping[str, GroupTarget], number: int
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the kept channels of every group on images drawn with replacement."""
+        generator = self.statistics.forward.drawing(f"resample {number}")
+        images = self.images.resample(generator)
+        sample = self._statistics_on(images, generator.initial_seed())
+        with sample.store, self.progress.muted(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            groups = self.prunable_groups(targets)
+            with self.progress.stage("collect"):
+                sample.collect(sample.consumers_of(*groups))
+            with self.progress.stage("select"):
+                return {
+                    group.name: select_channels(
+                        targets[group.name], _group_statistics(sample, group)
+                    ).kept
+                    for group in groups
+                }
+
+    def _collect_consumers(self, consumers: Iterable[BoundConsumer]) -> None:
+        def on_batch(done: int, total: int) -> None:
+            self.progress.step("collect", f"batch {done}", done, total)
+
+        with self.progress.stage("collect"):
+            self.statistics.collect(consumers, on_batch)
+
+    def _statistics_on(self, images: CalibrationData, seed: int | None) -> LayerStatistics:
+        return LayerStatistics.of(
+            self.model,
+            self.graph,
+            images.batches(self.calibration.batch_size),
+            memory_limit=self.calibration.memory_limit,
+            n_positions=self.calibration.n_positions,
+            seed=seed,
+        )
+
+    # Checks
+
+    def _check_target(self, target: Target | None) -> None:
+        if target is not None and not isinstance(target, Budget | Widths | EntropicPenalty):
+            raise BadSettingError(
+                f"the budget is {target!r}: pass entrim.Budget(params=0.3), entrim.Widths(0.5) or "
+                "entrim.EntropicPenalty(eps_w=-1e-3)"
+            )
+        selector = self._selector_for(target)
+        entropic = isinstance(selector, EntropicSelector)
+        if isinstance(target, EntropicPenalty) and not entropic:
+            raise BadSettingError(
+                f"the selector {selector} selects at given widths: pass entrim.Widths(0.5) or a "
+                "Budget, or leave the selector out"
+            )
+        if self._needs_solution and (not entropic or target is None or isinstance(target, Budget)):
+            raise BadSettingError(
+                'Reconstruction(weights="solution") uses the weights of an entropic solution: pass '
+                "an EntropicPenalty, or Widths with the entropic selector; reconstruction=None "
+                "keeps the original weights"
+            )
+
+    @property
+    def _needs_solution(self) -> bool:
+        return self.reconstruction is not None and not self.reconstruction.refits
+
+    @property
+    def _run_seed(self) -> int | None:
+        """The seed of everything random; None where nothing is drawn."""
+        if not self.draws:
+            return None
+        generator = torch.Generator().manual_seed(self.seed)
+        return int(torch.randint(2**62, (), generator=generator))
+
+    @property
+    def draws(self) -> bool:
+        """Whether anything is drawn at random."""
+        known = (None, *(s for name, s in SELECTORS.items() if name != "random"))
+        custom = self.selector not in known and not isinstance(
+            self.selector, Scores | EntropicSelector
+        )
+        sampled = self.calibration.n_positions is not None or self.calibration.n_bootstrap > 0
+        return sampled or custom
+
+    def _selector_for(self, target: Target | None) -> Selector:
+        if self.selector is not None:
+            return self.selector
+        by_budget = target is None or isinstance(target, Budget)
+        return SELECTORS["greedy" if by_budget else "entropic"]
+
+    def _group_target(
+        self, target: Target | None, group: Group, selector: Selector
+    ) -> GroupTarget | None:
+        coupling = selector.coupling if isinstance(selector, EntropicSelector) else "joint"
+        found = GroupTarget(
+            channels=group.channels,
+            selector=selector,
+            coupling=coupling,
+            round_to=1 if target is None else target.round_to,
+            needs_solution=self._needs_solution,
+        )
+        if isinstance(target, Widths):
+            width = _first_match(_widths(target), group)
+            return None if width is None else replace(found, width=_width(width, group))
+        if isinstance(target, EntropicPenalty):
+            if target.single_consumer and not self.statistics.has_single_consumer(group):
+                return None
+            pair = _first_match(target.per_group, group) or (target.eps_w, target.eps_l2)
+            return replace(found, penalty=target.solver_settings(*pair), coupling=target.coupling)
+        return found
+
+    def _warn_nothing_pruned(self, target: Target | None, selection: Selection) -> None:
+        """Explain why nothing was pruned; for a penalty, name one that prunes something."""
+        if not selection.channels:
+            reason = (
+                "nothing was pruned, because no group was left: widen include=, exclude= or the "
+                "widths, raise memory_limit, or allow several consumers (single_consumer=False)"
+            )
+        elif isinstance(target, EntropicPenalty):
+            reason = self._stronger_penalty(target, selection)
+        elif isinstance(target, Budget):
+            reason = "nothing was pruned: the original network is within the budget"
+        elif target is None:
+            reason = "nothing was pruned: no cut is worth its divergence; pass a Budget"
+        else:
+            reason = "nothing was pruned: every group keeps the requested width"
+        self.progress.warn(reason, NothingCutWarning)
+
+    def _stronger_penalty(self, target: EntropicPenalty, selection: Selection) -> str:
+        groups = [self.graph.group(name) for name in selection.channels]
+        self.collect(groups)
+        for power in range(1, 13):
+            for group in groups:
+                known = selection.targets[group.name].penalty
+                assert known is not None
+                eps_w, eps_l2 = known.eps_w * 10.0**power, known.eps_l2 * 10.0**power
+                trial = GroupTarget(
+                    channels=group.channels,
+                    selector=EntropicSelector(),
+                    penalty=EntropicPenalty().solver_settings(eps_w, eps_l2),
+                )
+                if len(self._select_in(group, trial).kept) < group.channels:
+                    return (
+                        "nothing was pruned, because the penalty is too small for this network: "
+                        f"try eps_w={eps_w:.0e}, eps_l2={eps_l2:.0e}, which prunes {group.name}"
+                    )
+        return "nothing was pruned, whatever the penalty: pass Widths instead"
+
+    def _detail(self, key: str, detail: str) -> str:
+        """Return the detail of a step, and whether it was restored."""
+        return f"{detail}, restored" if key in self.checkpoints.restored else detail
+
+    # The record
+
+    def _result(
+        self,
+        target: Target | None,
+        selection: Selection,
+        stability: Mapping[str, float],
+        pruned: PrunedModel,
+    ) -> SparsifyResult:
+        name, statistics = type(self.model).__name__, self.statistics
+        proof = pruned.proof
+        self.progress.step("prune", name, 1, 1, f"verified to {proof.final:.0e}")
+        with self.progress.stage("measure"):
+            before, after = (
+                size_record(model, self.example_inputs) for model in (self.model, pruned.model)
+            )
+            batches = statistics.forward.batches
+            some = batches[: measured_batches(len(batches), self.images.count)]
+            error = error_of(pruned.model, self.model, some)
+        detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
+        self.progress.step("measure", name, 1, 1, detail)
+        self._check_budget(target, selection.point, before, after)
+        record = Record(
+            model=name,
+            images=self.images.count,
+            settings=self.settings(target),
+            versions=versions(),
+            groups=group_records(statistics, selection.targets, selection.channels, stability),
+            layers=tuple(
+                LayerRecord(layer=f.layer, rows=f.rows, columns=f.columns, error=f.error)
+                for f in self.fits
+            ),
+            frozen=tuple((f.layer, f.channels, f.reason) for f in self.graph.frozen),
+            tradeoff=tradeoff_records(selection.point),
+            before=before,
+            after=after,
+            proof={"sliced": proof.sliced, "final": proof.final, "tolerance": proof.tolerance},
+            seconds=dict(self.progress.seconds),
+            notes=tuple(self.progress.notes),
+            error=error,
+            original=fingerprint(values_of(self.model).values()),
+            images_checksum=fingerprint(self.images.arguments.values()),
+            seed=self.seed if self.draws else None,
+            threads=torch.get_num_threads(),
+            date=now(),
+        )
+        self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
+        return SparsifyResult(
+            model=pruned.model, plan=pruned.plan, record=record, original=self.model
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options to create this pruner again, for images that were converted already."""
+        return {
+            "selector": "auto" if self.selector is None else self.selector,
+            "reconstruction": self.reconstruction,
+            "include": self.include,
+            "exclude": self.exclude,
+            "calibration": replace(self.calibration, batch_to_inputs=None),
+            "example_inputs": self.example_inputs,
+            "seed": self.seed,
+        }
+
+    def settings(self, target: Target | None) -> dict[str, Any]:
+        """Return the options of a run as plain data."""
+        return {
+            "budget": to_plain(target),
+            "selector": _plain_selector(self.selector),
+            "reconstruction": to_plain(self.reconstruction),
+            "include": self.include,
+            "exclude": self.exclude,
+            "calibration": to_plain(self.calibration),
+        }
+
+    def _check_budget(
+        self, target: Target | None, point: SelectedPoint | None, before: Size, after: Size
+    ) -> None:
+        """Warn where the finished network exceeds its budget.
+
+        Predicted sizes are exact unless the channels of a group take unequal shares of a tensor;
+        latency is noisy.
+        """
+        if not isinstance(target, Budget):
+            return
+        limits = target.limits({kind: getattr(before, kind) for kind in SIZES})
+        for kind in target.sizes:
+            limit, found = limits[kind], getattr(after, kind)
+            if found > limit:
+                self.progress.warn(
+                    f"the budget was {limit:,} {SIZES[kind]}, and the finished network has "
+                    f"{found:,}, because channels of one group differ in size here: request "
+                    f"{kind}={int(limit * limit / found):,} or less",
+                    BudgetWarning,
+                )
+        if target.latency is None or after.latency <= target.latency:
+            return
+        assert point is not None
+        assert point.seconds is not None
+        limit, first, last, half = (
+            f"{1e3 * seconds:.3g} ms"
+            for seconds in (target.latency, point.seconds, after.latency, after.deviation / 2)
+        )
+        noise = after.latency - target.latency <= after.deviation / 2
+        self.progress.warn(
+            f"a latency of {limit} was requested, and the finished network takes {last} ± {half}, "
+            f"which is {'within' if noise else 'beyond'} the noise of that measurement; it took "
+            f"{first} when it was selected: request less, or run on an idle machine",
+            LatencyWarning,
+        )
+
+    @cached_property
+    def _identity(self) -> dict[str, str]:
+        """What the results depend on besides the target, in short."""
+        forward = self.statistics.forward
+        code = dict.fromkeys(program.module.code for program in forward.programs)
+        network = (*code, *forward.tensors, str({t.device for t in forward.tensors.values()}))
+        shown = [self.images.arguments, dict(self.images.fixed), self.example_inputs]
+        tensors = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
+        shapes = repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
+        options = (
+            repr(self.selector),
+            self.reconstruction,
+            self.include,
+            self.exclude,
+            self.calibration,
+        )
+        return {
+            "network": f"{_digest(*network)} {fingerprint(forward.tensors.values())}",
+            "images": f"{_digest(shapes)} {fingerprint(tensors)}",
+            "settings": repr(options),
+            "seed": str(self._run_seed),
+            "versions": str({name: version(name) for name in VERSIONS}),
+        }
 
 
-def begin(
+def sparsify(
     model: nn.Module,
     images: Images,
-    settings: Settings,
-    generator: torch.Generator | None,
-    on_step: Callable[[Step], None] | None,
-    journal: Journal | None = None,
-) -> Run:
-    """Return the run in which nothing has happened yet but that the images were read."""
-    model = unwrap(model)
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    data = read_images(images, like.device, like.dtype)
-    sown = _seed_of(generator) if settings.draws else None
-    seed = int(torch.randint(2**62, (), generator=generator)) if settings.draws else None
-    on_step = on_step or (lambda _: None)
-    return Run(model, settings, data, seed, on_step, journal or Journal(), sown=sown)
+    budget: Target | None = None,
+    *,
+    selector: str | Selector = "auto",
+    reconstruction: Reconstruction | None = Reconstruction(),  # noqa: B008
+    include: Patterns = "*",
+    exclude: Patterns = (),
+    calibration: Calibration = Calibration(),  # noqa: B008
+    example_inputs: ExampleInputs | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | CheckpointStore | None = None,
+    seed: int = 0,
+) -> SparsifyResult:
+    """Return a smaller network that computes nearly the same outputs as `model`.
+
+    The same as `Pruner(model, images, ...).prune(budget)`; `Pruner` documents the other parameters.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network; it is not modified.
+    images : Tensor or iterable
+        A few hundred images without labels, normalized as in the network's training.
+    budget : Budget, Widths or EntropicPenalty, optional
+        How small: limits, widths, or the penalty of the paper. Without one, the widths are those
+        at the knee of the trade-off between cost and divergence.
+
+    Returns
+    -------
+    SparsifyResult
+
+    Examples
+    --------
+    >>> import torch, entrim
+    >>> g = torch.Generator().manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    >>> x = torch.randn(300, 8, generator=g)
+    >>> entrim.sparsify(net, x, entrim.Widths({"0": 4})).model[0].out_features
+    4
+    """
+    own = not isinstance(checkpoint_dir, CheckpointStore)
+    pruner = Pruner(
+        model,
+        images,
+        selector=selector,
+        reconstruction=reconstruction,
+        include=include,
+        exclude=exclude,
+        calibration=calibration,
+        example_inputs=example_inputs,
+        callbacks=callbacks,
+        checkpoint_dir=checkpoint_dir,
+        seed=seed,
+    )
+    try:
+        result = pruner.prune(budget)
+    finally:
+        pruner.close()
+    if own:
+        pruner.checkpoints.remove()
+    return result
 
 
-def _seed_of(generator: torch.Generator | None) -> int | None:
-    """Return the seed of a generator that nothing was drawn from yet, by default PyTorch's own."""
-    mine = torch.default_generator if generator is None else generator
-    new = torch.Generator().manual_seed(mine.initial_seed())
-    return mine.initial_seed() if torch.equal(new.get_state(), mine.get_state()) else None
+def _group_statistics(statistics: LayerStatistics, group: Group) -> GroupStatistics:
+    return GroupStatistics(
+        group=group,
+        moments=tuple(statistics.moments(group)),
+        weights=tuple(statistics.weights(group)),
+        generator=statistics.forward.drawing(f"choice of {group.name}"),
+    )
 
 
-def example_of(run: Run, example: Example | None) -> Example:
-    """Return what the network is traced with: `example`, or the first images."""
-    return run.images.batch(slice(0, _EXAMPLE)) if example is None else example
+def _ranked_keys(name: str) -> tuple[str, str]:
+    """Return the checkpoint keys of a group's removal order and of its divergences."""
+    return f"ranking of {name}", f"divergence of {name}"
 
 
-def _through(run: Run, example: Example) -> Sparsified:
-    """Go through all stages, after what an interrupted run has finished of them."""
-    with own_randomness():  # a layer may draw random numbers in eval mode too
-        torch.manual_seed(run.seed or 0)
-        return _stages(run, example)
+def _patterns_of(target: Target | None) -> list[str]:
+    if isinstance(target, Widths):
+        return list(_widths(target))
+    return list(target.per_group) if isinstance(target, EntropicPenalty) else []
 
 
-def _stages(run: Run, example: Example) -> Sparsified:
-    scene = look(run, example)
-    known = {} if run.journal.folder is None else identity(run, scene, example)
-    with run.journal.opened(known) as finished:
-        if finished:
-            run.tell("resume", "the interrupted run", finished, finished, "finished before")
-        return _onward(run, scene, example)
+def _widths(target: Widths) -> Mapping[str, float | int]:
+    assert isinstance(target.widths, Mapping)
+    return target.widths
 
 
-def _onward(run: Run, scene: Scene, example: Example) -> Sparsified:
-    asks = run.settings.asks(scene.graph, scene.alone)
-    with Shelf(run.settings.memory_limit) as grams:
-        allocation = None
-        if run.settings.allocates:
-            allocation = decide_within(run, scene, asks, grams, example)
-            asks = allocation.asks
-        chosen = allocation.chosen if allocation else decide(run, scene, asks, grams)
-        overlaps = stability(run, scene, asks, chosen)
-        done = build(run, scene, chosen, grams, example)
-        if not cut_in(scene, chosen):
-            name_eps(run, scene, {name: asks[name] for name in chosen}, grams)
-    run.tell("cut", type(run.model).__name__, 1, 1, f"proven to {done.proof.final:.0e}")
-    record = recorded(run, scene, asks, chosen, overlaps, allocation, done, example)
-    return Sparsified(model=done.model, plan=done.plan, record=record, original=run.model)
+def _first_match(options: Mapping[str, Any], group: Group) -> Any:
+    """Return the option of the first pattern that matches `group`."""
+    return next((value for key, value in options.items() if group.matches(key)), None)
 
 
-def look(run: Run, example: Example) -> Scene:
-    """Return the network as it is looked at, traced and its images checked."""
-    with run.stage("trace"):
-        graph = trace(run.model, example)
-        scene = Scene.of(run, graph, run.images)
-        check_images(run, scene)
-    groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
-    run.tell("trace", type(run.model).__name__, 1, 1, groups)
-    return scene
+def _width(width: int | float, group: Group) -> int:
+    if isinstance(width, float):
+        return max(1, round(width * group.channels))
+    if width > group.channels:
+        raise BadSettingError(
+            f"the width of {group.name} must be at most {group.channels}, its number of channels; "
+            f"got {width}"
+        )
+    return width
 
 
-def build(
-    run: Run, scene: Scene, chosen: Mapping[str, Chosen], grams: Shelf, example: Example
-) -> Cut:
-    """Return the network on the chosen channels: its weights solved again, then cut."""
-    with run.stage("rebuild"):
-        plan = rebuilt(run, scene, chosen, grams)
-    with run.stage("cut"):
-        return cut(run.model, plan, example, graph=scene.graph)
+def _store(folder: str | os.PathLike[str] | CheckpointStore | None) -> CheckpointStore:
+    store = (
+        folder
+        if isinstance(folder, CheckpointStore)
+        else CheckpointStore(folder=None if folder is None else Path(folder))
+    )
+    store.types = {kind.__name__: kind for kind in TYPES}
+    return store
+
+
+def _check_selector(selector: str | Selector) -> Selector | None:
+    if selector == "auto":
+        return None
+    if isinstance(selector, str):
+        if selector not in SELECTORS:
+            known = ", ".join(map(repr, ("auto", *SELECTORS)))
+            raise BadSettingError(f"selector must be one of {known}; got {selector!r}")
+        return SELECTORS[selector]
+    if not isinstance(selector, Selector):
+        raise BadSettingError(
+            f"the selector is a {type(selector).__name__}: pass a name, or an object with "
+            "select(statistics, k)"
+        )
+    return selector
+
+
+def _plain_selector(selector: Selector | None) -> Any:
+    """Return a selector as a record contains it: its name, or its fields."""
+    if selector is None:
+        return "auto"
+    known = next((name for name, value in SELECTORS.items() if value == selector), None)
+    return known or to_plain(selector)
+
+
+def _check_type(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, kind) or (value is None and kind is Reconstruction):
+        return value
+    raise BadSettingError(f"{name} is a {type(value).__name__}: pass entrim.{kind.__name__}(...)")
+
+
+def _check_seed(seed: object) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise BadSettingError(f"seed must be a non-negative integer, got {seed!r}")
+    return seed
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()

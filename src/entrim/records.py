@@ -9,7 +9,7 @@ from typing import Any
 
 from entrim.errors import LoadError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +23,14 @@ class GroupRecord:
     """The layers that read them."""
     channels: int
     kept: tuple[int, ...]
-    how: str
+    reason: str
     """The sentence that says how these channels were chosen."""
     w: tuple[float, ...] | None = None
     """The importance of every channel, where the choice was entropic."""
     eps_w: float | None = None
     eps_l2: float | None = None
     loss: float | None = None
-    certificate: float | None = None
+    optimality_residual: float | None = None
     trace: tuple[float, ...] = ()
     """F after every accepted step."""
     ridge_solves: int = 0
@@ -58,7 +58,7 @@ class Size:
     bytes: int
     latency: float = field(compare=False)
     """Seconds of one pass over the example, the median of measured runs."""
-    spread: float = field(compare=False)
+    deviation: float = field(compare=False)
     """The interquartile range of those seconds."""
     batch: int = field(compare=False)
     """The images of that pass."""
@@ -71,9 +71,9 @@ class TradeOff:
     params: int
     macs: int
     bytes: int
-    damage: float
+    divergence: float
     """The sum over groups of the divergence of the outputs with that group alone cut."""
-    taken: bool
+    selected: bool
     """Whether these widths were chosen."""
 
 
@@ -83,7 +83,7 @@ class Distilled:
 
     images: int
     """How many were learned from."""
-    held_out: int
+    holdout: int
     """How many others told when to stop."""
     settings: Mapping[str, Any]
     before: float
@@ -103,7 +103,7 @@ class Distilled:
     def __str__(self) -> str:
         return (
             f"distilled on {self.images} images for {self.epochs} epochs in {self.seconds:.1f} s: "
-            f"loss on {self.held_out} others {self.before:.4g} -> {self.after:.4g}; {self.ending}"
+            f"loss on {self.holdout} others {self.before:.4g} -> {self.after:.4g}; {self.ending}"
         )
 
 
@@ -150,7 +150,7 @@ class Record:
     earlier: tuple[Distilled, ...] = ()
     """The trainings before that, the first one first."""
     score: Score | None = None
-    """Where somebody had labels: see `Sparsified.scored`."""
+    """Where there are labels: see `SparsifyResult.with_scores`."""
     error: float | None = None
     """Squared error of the outputs relative to their variance, on images of the run; None after a
     training and where the network puts out no numbers."""
@@ -159,8 +159,7 @@ class Record:
     images_checksum: str | None = None
     """That of the images."""
     seed: int | None = None
-    """Of a new `torch.Generator` that repeats the run; None where nothing was drawn, or by a
-    generator that had been drawn from before."""
+    """The `seed` of the run; None where nothing was drawn at random."""
     threads: int | None = None
     """How many PyTorch computed on."""
     date: str | None = None
@@ -175,8 +174,8 @@ class Record:
         """Return the record written by `to_json`; anything else is refused with a LoadError."""
         try:
             data = json.loads(text)
-            if data.pop("format") > FORMAT:
-                raise LoadError("the record has a newer format: update entrim")
+            if data.pop("format") != FORMAT:
+                raise LoadError("the record has another format: use the entrim that wrote it")
             return _record(data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, LoadError):
@@ -188,36 +187,17 @@ class Record:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model}: {_fall('parameters', self.before.params, self.after.params)}, "
-            f"{_fall('MACs', self.before.macs, self.after.macs)}"
+            f"{self.model}: {_decrease('parameters', self.before.params, self.after.params)}, "
+            f"{_decrease('MACs', self.before.macs, self.after.macs)}"
         ]
         width = max((len(group.name) for group in self.groups), default=0)
         lines += [
-            f"  {group.name:<{width}}  {group.channels:>5} -> {len(group.kept):<5} {group.how}"
+            f"  {group.name:<{width}}  {group.channels:>5} -> {len(group.kept):<5} {group.reason}"
             for group in self.groups
         ]
         stages = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
         lines += [stages, *(str(part) for part in (self.distilled, self.score) if part)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of a run, for whoever shows progress."""
-
-    stage: str
-    """trace, resume, collect, choose, sense, allocate, rebuild, cut or measure; search; distill."""
-    name: str
-    """What was finished: a batch, a group, a layer, a trial, an epoch."""
-    done: int
-    total: int
-    detail: str = ""
-    loss: float | None = None
-    """Of the batch, in a training."""
-    seconds_left: float | None = None
-    """Where it can be told, as if no early stop came."""
-    settled: bool = False
-    """Whether a group of channels is decided, or a layer rebuilt: a line of the result."""
 
 
 def now() -> str:
@@ -241,5 +221,5 @@ def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
 
 
-def _fall(what: str, before: int, after: int) -> str:
+def _decrease(what: str, before: int, after: int) -> str:
     return f"{before:,} -> {after:,} {what} ({before / max(after, 1):.2f} times fewer)"

@@ -10,7 +10,7 @@ from entrim.allocation.costs import Costs
 from entrim.calibration.executor import Program
 from entrim.errors import RolledBackWarning
 from entrim.graph.eager import samples
-from entrim.surgery.prune import cut
+from entrim.surgery.prune import prune
 from tests.surgery.kinds import KINDS, Kind
 from tests.surgery.oracle import random_plan
 
@@ -29,7 +29,7 @@ def test_sizes_at_any_widths_are_those_of_the_cut_network(kind: Kind) -> None:
     for seed in range(2):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RolledBackWarning)
-            done = cut(model, random_plan(graph, seed), example, graph=graph)
+            done = prune(model, random_plan(graph, seed), example, graph=graph)
         widths = {**whole, **{name: len(kept) for name, kept in done.plan.kept.items()}}
         after = entrim.measure(done.model, example, repeats=2)
         assert costs.at(widths) == pytest.approx(sizes(after), rel=1e-9)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from entrim.calibration.collect import Pass, capture, consumers, gram_of
-from entrim.calibration.consumers import Reader, readers
+from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import programs
-from entrim.calibration.tensor_store import Shelf
+from entrim.calibration.tensor_store import TensorStore
 from entrim.surgery.trace import trace
 
 LAYERS: dict[str, nn.Module] = {
@@ -45,7 +45,7 @@ class Two(nn.Module):
 
 def looked_at(
     model: nn.Module, batches: list[Tensor], memory_limit: int = 10**9
-) -> tuple[Pass, Reader, Shelf]:
+) -> tuple[Pass, BoundConsumer, TensorStore]:
     tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
     task = Pass(
         programs=programs(model, batches),
@@ -53,8 +53,8 @@ def looked_at(
         tensors=tensors,
         memory_limit=memory_limit,
     )
-    (reader,) = readers(task.programs[0], trace(model, batches[0][:2])).values()
-    grams = Shelf(memory_limit)
+    (reader,) = bind_consumers(task.programs[0], trace(model, batches[0][:2])).values()
+    grams = TensorStore(memory_limit)
     capture(task, [reader], grams)
     return task, reader, grams
 
@@ -123,8 +123,8 @@ def test_little_memory_takes_more_passes_and_gives_the_same() -> None:
             tensors=tensors,
             memory_limit=limit,
         )
-        known = readers(task.programs[0], trace(model, x))
-        with Shelf(limit) as grams:
+        known = bind_consumers(task.programs[0], trace(model, x))
+        with TensorStore(limit) as grams:
             capture(task, list(known.values()), grams, lambda done, _, runs=runs: runs.append(done))
             found.append((len(runs), [gram_of(grams, name).sums for name in known]))
     (few, wanted), (many, same) = found

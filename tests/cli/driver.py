@@ -17,7 +17,7 @@ from torch import nn
 
 import entrim
 from entrim.cli.main import main
-from entrim.export.parity import quiet
+from entrim.export.parity import silence_exporter
 
 
 def stop_before_rename(number: int, count: int) -> None:
@@ -38,7 +38,7 @@ def stop_before_rename(number: int, count: int) -> None:
 @cache
 def prepare_onnx() -> None:
     """Spend the seconds in which an ONNX export imports what it needs, once for all commands."""
-    with quiet():
+    with silence_exporter():
         import onnxruntime.quantization  # noqa: F401
 
         torch.onnx.export(nn.Linear(2, 2), (torch.zeros(1, 2),), dynamo=True, verbose=False)

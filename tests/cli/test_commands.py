@@ -109,8 +109,8 @@ def test_runs_of_one_name_are_told_apart_and_their_scores_have_a_row(
 ) -> None:
     x = torch.from_numpy(np.load(workshop / "x.npy"))
     small = entrim.sparsify(taught(), x, widths={"*": 0.5})
-    small.scored(lambda _: 87.654).save(workshop / "r1" / "x")
-    small.scored(lambda _: 3.0, "recall").save(workshop / "r2" / "x")
+    small.with_scores(lambda _: 87.654).save(workshop / "r1" / "x")
+    small.with_scores(lambda _: 3.0, "recall").save(workshop / "r2" / "x")
     done = command("compare", "r1/x", "r2/x", "half")
     assert done.code == 0, done.err
     rows = {line.split("  ")[0]: line.split() for line in done.out.splitlines() if line}

@@ -79,7 +79,7 @@ def test_what_a_demo_would_overwrite_is_kept(
 def test_only_an_earlier_demo_is_replaced(shown: Ended, workshop: Path, tmp_path: Path) -> None:
     place = tmp_path / "again"
     shutil.copytree(workshop / "entrim-demo", place)
-    demo.refuse_other(place)
+    demo.check_folder(place)
     (place / "thesis.txt").write_text("words")
     with pytest.raises(CommandError, match="something else than a demo"):
-        demo.refuse_other(place)
+        demo.check_folder(place)

@@ -16,7 +16,7 @@ from entrim.cli import distill as distilling
 from entrim.cli.console import Progress
 from entrim.cli.main import main
 from entrim.cli.run_dir import read_source
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.report.report_data import read
 from entrim.storage.model_folder import CHECKPOINT
 from tests.cli.conftest import Command, taught
@@ -37,7 +37,7 @@ def test_what_the_command_does_is_what_the_function_does(
     assert "model: nets.py:small, as noted in cut" in done.err
     assert "distill: 12 of 12  loss" in done.err
     x = torch.from_numpy(np.load(workshop / "x.npy"))
-    loaded = entrim.Sparsified.load(taught(), cut)
+    loaded = entrim.SparsifyResult.load(taught(), cut)
     options: dict[str, Any] = {"epochs": 2, "batch": 9, "shift": 0.0, "patience": None, "seed": 3}
     wanted = entrim.distill(loaded, x, **options)
     found = tensors(workshop / "better")
@@ -114,7 +114,7 @@ def test_another_teacher_is_learned_from(command: Command, workshop: Path, cut: 
 
 def stopping(at: int, seen: list[int]) -> type[Progress]:
     class Stopping(Progress):
-        def __call__(self, step: Step) -> None:
+        def __call__(self, step: ProgressEvent) -> None:
             seen.append(step.done)
             if step.done == at:
                 raise KeyboardInterrupt

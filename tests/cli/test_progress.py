@@ -6,7 +6,7 @@ import pytest
 
 from entrim.cli import console as showing
 from entrim.cli.console import Progress
-from entrim.records import Step
+from entrim.records import ProgressEvent
 
 
 class Terminal(io.StringIO):
@@ -22,8 +22,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def step(done: int, total: int, stage: str = "sense", **more: str | bool) -> Step:
-    return Step(stage=stage, name=f"conv{done}", done=done, total=total, **more)  # pyright: ignore[reportArgumentType]
+def step(done: int, total: int, stage: str = "sense", **more: str | bool) -> ProgressEvent:
+    return ProgressEvent(stage=stage, name=f"conv{done}", done=done, total=total, **more)  # pyright: ignore[reportArgumentType]
 
 
 def lines(stream: io.StringIO) -> list[str]:
@@ -50,7 +50,7 @@ def test_the_time_left_is_told_from_the_second_step_on(
 
 def test_what_the_run_knows_of_the_time_left_is_believed(clock: list[float]) -> None:
     progress = Progress(stream := Terminal())
-    progress(Step(stage="search", name="trial 1", done=1, total=9, seconds_left=41.7))
+    progress(ProgressEvent(stage="search", name="trial 1", done=1, total=9, seconds_left=41.7))
     assert "1/9  42 s left  trial 1" in lines(stream)[0]
 
 

@@ -95,7 +95,7 @@ def test_a_process_that_knows_of_fewer_trials_does_not_write_over_those_of_anoth
     tmp_path: Path,
 ) -> None:
     trial = entrim.Trial(
-        number=0, eps={}, widths={}, params=1.0, macs=1.0, lost=0.0, score=1.0, how="scored",
+        number=0, eps={}, widths={}, params=1.0, macs=1.0, lost=0.0, score=1.0, reason="scored",
         seconds=0.0, digest="",
     )  # fmt: skip
     none = entrim.SearchRecord(

@@ -10,7 +10,7 @@ from entrim.cli import search as searching
 from entrim.cli.console import Progress
 from entrim.cli.main import main
 from entrim.hpo.search import forget
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.storage import atomic
 from tests.cli.conftest import Command
 
@@ -24,7 +24,7 @@ def test_an_interrupted_search_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Stopping(Progress):
-        def __call__(self, step: Step) -> None:
+        def __call__(self, step: ProgressEvent) -> None:
             if step.stage == "search" and step.done == 2:
                 raise KeyboardInterrupt
 
@@ -67,7 +67,7 @@ def test_a_search_without_a_finished_trial_leaves_no_folder_and_bars_no_other(
 
 def test_a_search_that_another_process_is_at_work_on_is_not_forgotten(tmp_path: Path) -> None:
     file = tmp_path / "search-0.log"
-    with atomic.together(file):
+    with atomic.shared_lock(file):
         assert not forget(file)
     assert file.exists()
     assert forget(file)

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import entrim
-from entrim.calibration.data import Calibration
+from entrim.calibration.data import CalibrationData
 from entrim.distillation.augment import Augmentation
-from entrim.distillation.loss import task_of
+from entrim.distillation.loss import distillation_task
 from entrim.errors import BadImagesError, BadSettingError, CheckpointError, DivergedWarning
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
@@ -38,12 +38,12 @@ def values(model: nn.Module) -> str:
 
 
 @pytest.fixture(scope="module")
-def cut() -> entrim.Sparsified:
+def cut() -> entrim.SparsifyResult:
     return entrim.sparsify(sure(), X[:60], widths={"*": 0.5}, selector="greedy")
 
 
 @pytest.fixture(scope="module")
-def better(cut: entrim.Sparsified) -> entrim.Sparsified:
+def better(cut: entrim.SparsifyResult) -> entrim.SparsifyResult:
     return entrim.distill(cut, MORE, **LONG)
 
 
@@ -54,7 +54,7 @@ def divergence(model: nn.Module, teacher: nn.Module, x: Tensor) -> float:
 
 
 def test_the_network_comes_closer_to_the_original_on_images_never_seen(
-    cut: entrim.Sparsified, better: entrim.Sparsified
+    cut: entrim.SparsifyResult, better: entrim.SparsifyResult
 ) -> None:
     new = images(300, 3, 8, 8, seed=1)
     done = better.record.distilled
@@ -80,12 +80,12 @@ def test_digits_are_read_as_the_original_reads_them_more_often() -> None:
         nn.Flatten(),
         nn.Linear(96, 10),
     )
-    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(4):
         for rows in torch.randperm(1000).split(50):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(net(pixels[rows]), labels[rows]).backward()
-            optimiser.step()
+            optimizer.step()
     net.eval()
     result = entrim.sparsify(net, pixels[:400], widths={"*": 0.25}, selector="greedy")
     taught = entrim.distill(result, pixels[:1000])
@@ -111,23 +111,23 @@ def test_nothing_that_was_handed_over_is_touched() -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_what_is_saved_is_what_was_learned(tmp_path: Path, better: entrim.Sparsified) -> None:
+def test_what_is_saved_is_what_was_learned(tmp_path: Path, better: entrim.SparsifyResult) -> None:
     better.save(tmp_path / "small")
     assert values(entrim.load(chain(), tmp_path / "small")) == values(better.model)
 
 
-def test_the_plan_makes_the_same_network_again(better: entrim.Sparsified) -> None:
+def test_the_plan_makes_the_same_network_again(better: entrim.SparsifyResult) -> None:
     again = entrim.apply_plan(better.original, better.plan, X[:4])
     assert values(again) == values(better.model)
 
 
 def test_the_record_says_what_was_done(
-    cut: entrim.Sparsified, better: entrim.Sparsified, tmp_path: Path
+    cut: entrim.SparsifyResult, better: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     done = better.record.distilled
     assert done is not None
     assert cut.record.distilled is None
-    assert (done.images, done.held_out, done.epochs) == (810, 90, 8)
+    assert (done.images, done.holdout, done.epochs) == (810, 90, 8)
     assert 1 <= done.best <= 8
     assert done.ending == "all epochs were run"
     assert done.seconds > 0
@@ -137,23 +137,25 @@ def test_the_record_says_what_was_done(
     assert '"distilled": {"images": 810' in better.record.to_json()
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_one_others(cut: entrim.Sparsified) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_one_others(
+    cut: entrim.SparsifyResult,
+) -> None:
     found = [values(entrim.distill(cut, X, epochs=2, seed=s).model) for s in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
 
 
-def test_batches_with_labels_give_the_same_as_one_tensor(cut: entrim.Sparsified) -> None:
+def test_batches_with_labels_give_the_same_as_one_tensor(cut: entrim.SparsifyResult) -> None:
     pairs = [(x, torch.zeros(len(x))) for x in X.split(30)]
     one, other = (entrim.distill(cut, given, **FEW) for given in (X, pairs))
     assert values(one.model) == values(other.model)
 
 
 def test_a_run_goes_on_from_its_checkpoint_and_refuses_other_images(
-    cut: entrim.Sparsified, tmp_path: Path
+    cut: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     file = tmp_path / "run"
     first = entrim.distill(cut, X, checkpoint=file, **FEW)
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     again = entrim.distill(cut, X, checkpoint=file, on_step=steps.append, **FEW)
     assert not steps
     assert values(again.model) == values(first.model)
@@ -163,13 +165,13 @@ def test_a_run_goes_on_from_its_checkpoint_and_refuses_other_images(
             entrim.distill(cut, checkpoint=file, **given)
 
 
-def test_another_teacher_is_learned_from(cut: entrim.Sparsified) -> None:
+def test_another_teacher_is_learned_from(cut: entrim.SparsifyResult) -> None:
     other = sure(seed=5)
     taught = entrim.distill(cut, X, teacher=other, **LONG)
     assert divergence(taught.model, other, X) < 0.5 * divergence(cut.model, other, X)
 
 
-def test_no_better_epoch_means_an_early_stop_and_the_start(cut: entrim.Sparsified) -> None:
+def test_no_better_epoch_means_an_early_stop_and_the_start(cut: entrim.SparsifyResult) -> None:
     same = entrim.distill(cut, X, teacher=cut.model, epochs=9, patience=2)
     done = same.record.distilled
     assert done is not None
@@ -178,7 +180,7 @@ def test_no_better_epoch_means_an_early_stop_and_the_start(cut: entrim.Sparsifie
     assert values(same.model) == values(cut.model)
 
 
-def test_a_run_that_diverges_warns_and_keeps_what_was_good(cut: entrim.Sparsified) -> None:
+def test_a_run_that_diverges_warns_and_keeps_what_was_good(cut: entrim.SparsifyResult) -> None:
     with pytest.warns(DivergedWarning, match="lower learning_rate"):
         taught = entrim.distill(cut, X, learning_rate=1e37, epochs=3)
     assert values(taught.model) == values(cut.model)
@@ -202,7 +204,7 @@ class Detector(nn.Module):
 def test_other_outputs_are_matched_by_their_error_relative_to_the_variance() -> None:
     net, given = Detector(), {"pixels": X}
     result = entrim.sparsify(net, given, widths={"*": 0.4}, selector="greedy")
-    task = task_of(net, Calibration({"pixels": X}), 50, Augmentation(), 1.0, 0)
+    task = distillation_task(net, CalibrationData({"pixels": X}), 50, Augmentation(), 1.0, 0)
     out = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:50]
     with torch.no_grad():
         wanted, found = net(X[out]), result.model(X[out])
@@ -210,19 +212,19 @@ def test_other_outputs_are_matched_by_their_error_relative_to_the_variance() -> 
             (found[k] - wanted[k]).square().sum() / (wanted[k] - wanted[k].mean(0)).square().sum()
             for k in ("map", "box")
         ]
-        assert task.held_out(net) == 0
-        assert task.held_out(result.model) == pytest.approx(float(sum(relative)) / 2, rel=1e-4)
+        assert task.holdout(net) == 0
+        assert task.holdout(result.model) == pytest.approx(float(sum(relative)) / 2, rel=1e-4)
     done = entrim.distill(result, given, epochs=4).record.distilled
     assert done is not None
     assert done.after < done.before
 
 
-def test_divergence_is_that_of_the_softened_softmax(cut: entrim.Sparsified) -> None:
-    task = task_of(cut.original, Calibration({"": X}), 50, Augmentation(), 3.0, 0)
+def test_divergence_is_that_of_the_softened_softmax(cut: entrim.SparsifyResult) -> None:
+    task = distillation_task(cut.original, CalibrationData({"": X}), 50, Augmentation(), 3.0, 0)
     out = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:50]
     with torch.no_grad():
         own, aim = ((m(X[out]) / 3).log_softmax(1) for m in (cut.model, cut.original))
-        assert task.held_out(cut.model) == pytest.approx(
+        assert task.holdout(cut.model) == pytest.approx(
             9 * float((aim.exp() * (aim - own)).sum(1).mean()), rel=1e-4
         )
 
@@ -273,7 +275,7 @@ def test_what_is_no_image_is_not_moved() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(
-    cut: entrim.Sparsified, options: dict[str, Any], error: type[Exception], sentence: str
+    cut: entrim.SparsifyResult, options: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=re.escape(sentence)):
         entrim.distill(cut, **{"images": X, **options})

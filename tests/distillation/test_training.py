@@ -10,7 +10,7 @@ import torch
 
 from entrim.distillation.trainer import train
 from entrim.errors import BadSettingError
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
 from tests.tasks import RECIPE, bits, network, regression, scripted
@@ -24,7 +24,7 @@ def test_the_network_learns_and_neither_it_nor_the_callers_random_numbers_are_to
     assert trained.after == min(held_out for _, held_out in trained.history)
     assert trained.after == trained.history[trained.best - 1][1]
     with torch.no_grad():
-        assert regression().held_out(trained.model.eval()) == trained.after
+        assert regression().holdout(trained.model.eval()) == trained.after
     assert fingerprint(values_of(net).values()) == before
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in trained.model.parameters())
@@ -72,7 +72,7 @@ def test_the_start_is_handed_out_where_nothing_was_better() -> None:
 
 
 def test_a_run_that_diverges_keeps_the_best_state_and_says_what_to_do() -> None:
-    trained = train(network(), regression(), replace(RECIPE, learning_rate=1e30, optimiser="sgd"))
+    trained = train(network(), regression(), replace(RECIPE, learning_rate=1e30, optimizer="sgd"))
     assert trained.diverged
     assert trained.ending == "the loss became NaN or infinite in epoch 1: lower learning_rate"
     assert trained.after == trained.before
@@ -85,7 +85,7 @@ def test_a_loss_that_is_nan_from_the_start_is_refused() -> None:
 
 
 def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     train(network(), regression(), RECIPE, stage="distill", on_step=steps.append)
     assert [step.done for step in steps] == list(range(1, 25))
     assert {step.total for step in steps} == {24}
@@ -105,7 +105,7 @@ def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
         ({"learning_rate": 0.0}, "learning_rate is 0.0: it must be positive"),
         ({"learning_rate": math.nan}, "learning_rate is nan: it must be positive"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0: hand over 0 or more"),
-        ({"optimiser": "lion"}, "optimiser is 'lion': choose one of 'adam', 'sgd'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion': choose one of 'adam', 'sgd'"),
         (
             {"schedule": "saw"},
             "schedule is 'saw': choose one of 'constant', 'cosine', 'steps', 'one cycle'",
@@ -124,14 +124,14 @@ def test_a_network_without_anything_to_learn_is_refused() -> None:
 
 
 def test_the_last_state_is_handed_out_where_the_recipe_says_so() -> None:
-    told = replace(RECIPE, epochs=3, hand_out="last")
+    told = replace(RECIPE, epochs=3, return_state="last")
     done = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), told)
-    best = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), replace(told, hand_out="best"))
+    best = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), replace(told, return_state="best"))
     assert (done.after, done.best, best.after, best.best) == (3.0, 3, 1.0, 1)
     assert bits(done)[0] != bits(best)[0]
 
 
 def test_the_last_state_before_infinity_is_handed_out() -> None:
-    told = replace(RECIPE, epochs=3, hand_out="last")
+    told = replace(RECIPE, epochs=3, return_state="last")
     done = train(network(), scripted([4.0, 5.0, math.inf]), told)
     assert (done.after, done.best, done.diverged) == (5.0, 1, True)

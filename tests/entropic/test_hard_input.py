@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from entrim import Moments, Outcome, select, solve, solve_for
+from entrim import Moments, Outcome, select, solve, solve_k
 from entrim.errors import BadSettingError, DeadInputError, MissingExtraError, SingularMomentsError
 from tests.layers import layer_moments, layer_rows
 
@@ -39,10 +39,10 @@ def test_settings_out_of_range_name_the_remedy(settings, message):
 def test_dead_channels_are_dropped_and_counted(method):
     x, y = layer_rows(1)
     x[:, [1, 4]] = 0
-    s = solve(Moments.of(x, y), -1e-5, 1e-5, method=method)
+    s = solve(Moments.of(x, y), -1e-5, 1e-5, solver=method)
     assert s.kept.tolist() == [0, 2, 3, 5]
     assert "2 dead channels dropped" in str(s.status)
-    live = solve(Moments.of(x[:, [0, 2, 3, 5]], y), -1e-5, 1e-5, method=method)
+    live = solve(Moments.of(x[:, [0, 2, 3, 5]], y), -1e-5, 1e-5, solver=method)
     torch.testing.assert_close(s.w[s.kept], live.w)
 
 
@@ -50,15 +50,15 @@ def test_dead_channels_are_dropped_and_counted(method):
 def test_all_channels_dead_is_an_error(method):
     m = Moments.of(torch.zeros(10, 4), torch.ones(10, 2))
     with pytest.raises(DeadInputError, match=r"all 4 input channels are zero .* leave this layer"):
-        solve(m, method=method)
+        solve(m, solver=method)
 
 
 @methods
 def test_a_single_channel_needs_one_solve(method):
-    s = solve(layer_moments(2, channels=1, block=4), method=method)
+    s = solve(layer_moments(2, channels=1, block=4), solver=method)
     assert s.w.tolist() == [1.0]
     assert s.kept.tolist() == [0]
-    assert (s.ridge_solves, s.certificate) == (1, 0.0)
+    assert (s.ridge_solves, s.optimality_residual) == (1, 0.0)
     assert s.status.converged
 
 
@@ -71,11 +71,11 @@ def test_fewer_rows_than_columns_have_a_minimum_all_the_same():
 @methods
 def test_huge_rows_floor_the_ridge_and_say_so(method):
     x, y = layer_rows(4)
-    s = solve(Moments.of(x * 1e8, y * 1e8), method=method)
+    s = solve(Moments.of(x * 1e8, y * 1e8), solver=method)
     assert "ridge floored at rounding" in str(s.status)
     assert torch.isfinite(s.weight).all()
     assert list(s.trace) == sorted(s.trace, reverse=True)
-    plain = solve(Moments.of(x, y), method=method)
+    plain = solve(Moments.of(x, y), solver=method)
     assert "floored" not in str(plain.status)
 
 
@@ -90,7 +90,7 @@ def test_tiny_rows_are_cheaper_to_give_up_than_to_fit():
 def test_the_reference_does_not_call_a_maximum_converged():
     """Where entropy alone decides, a general solver sees no slope at the uniform start."""
     x, y = layer_rows(5)
-    s = solve(Moments.of(x * 1e-8, y * 1e-8), method="reference")
+    s = solve(Moments.of(x * 1e-8, y * 1e-8), solver="reference")
     assert len(s.kept) == 1 or s.status.outcome is Outcome.STALLED
 
 
@@ -100,21 +100,21 @@ def test_outputs_that_are_all_zero_need_no_weights():
     assert s.kept.tolist() == [0]
     assert s.mse == 0
     assert s.weight.abs().max() == 0
-    assert solve_for(Moments.of(x, torch.zeros(len(x), 2)), channels=3).kept.shape == (3,)
+    assert solve_k(Moments.of(x, torch.zeros(len(x), 2)), k=3).kept.shape == (3,)
 
 
 def test_running_out_of_solves_is_a_status_that_names_the_remedy():
     s = solve(layer_moments(7, channels=10), -1e-2, 1e-2, tol=1e-9, max_solves=3)
     assert s.status.outcome is Outcome.OUT_OF_SOLVES
     assert s.ridge_solves == 3
-    assert s.certificate > 1e-9
+    assert s.optimality_residual > 1e-9
     assert "raise max_solves" in str(s.status)
 
 
 def test_a_tolerance_below_rounding_ends_in_a_stall_not_in_a_loop():
     s = solve(layer_moments(8, channels=10), -1e-2, 1e-2, tol=1e-300, max_solves=10_000)
     assert s.status.outcome is Outcome.STALLED
-    assert s.certificate < 1e-6
+    assert s.optimality_residual < 1e-6
     assert s.ridge_solves < 10_000
 
 
@@ -124,11 +124,11 @@ def test_sums_that_are_no_second_moments_are_refused():
     with pytest.raises(SingularMomentsError, match="collect them again in float64"):
         solve(m)
     with pytest.raises(SingularMomentsError, match="collect them again in float64"):
-        select(m, channels=1, method="greedy")
+        select(m, k=1, method="greedy")
 
 
 def test_reference_without_scipy_names_the_extra(uninstall):
     uninstall("scipy")
     with pytest.raises(MissingExtraError, match=r'scipy: pip install scipy, .*"\.\[compare\]"'):
-        solve(layer_moments(9), method="reference")
+        solve(layer_moments(9), solver="reference")
     assert solve(layer_moments(9)).status.converged

@@ -14,8 +14,8 @@ from tests.layers import eps_values, layer_moments, layer_rows, shapes
 @given(shape=shapes(), eps=eps_values)
 def test_two_copies_of_one_problem_solve_like_one(method, shape, eps):
     m = layer_moments(**shape)
-    one = solve(m, -eps, eps, method=method, max_solves=40)
-    both = solve([m, m], -eps, eps, method=method, max_solves=40)
+    one = solve(m, -eps, eps, solver=method, max_solves=40)
+    both = solve([m, m], -eps, eps, solver=method, max_solves=40)
     torch.testing.assert_close(both.w, one.w, rtol=0, atol=1e-8)
     assert both.loss == pytest.approx(one.loss, rel=1e-10)
     for part in both.parts:

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from entrim import refit, select, solve, solve_for
+from entrim import refit, select, solve, solve_k
 from tests.layers import layer_moments
 
 
 def excess_over_best(seed: int, k: int) -> tuple[float, float]:
     """Return the refitted error of the entropic and of a random choice over the best one's."""
     m = layer_moments(seed, channels=8, outputs=4)
-    best = refit(m, select(m, channels=k, method="exhaustive")).mse
+    best = refit(m, select(m, k=k, method="exhaustive")).mse
     g = torch.Generator().manual_seed(seed)
-    drawn = select(m, channels=k, method="random", generator=g)
-    entropic = solve_for(m, channels=k).kept
+    drawn = select(m, k=k, method="random", generator=g)
+    entropic = solve_k(m, k=k).kept
     return refit(m, entropic).mse / best, refit(m, drawn).mse / best
 
 
@@ -32,7 +32,7 @@ def test_fast_and_reference_find_losses_within_a_few_percent_of_each_other():
         m = layer_moments(seed, channels=8, outputs=4)
         ratios.append(
             solve(m, -0.03, 0.03).loss
-            / solve(m, -0.03, 0.03, method="reference", max_solves=1000).loss
+            / solve(m, -0.03, 0.03, solver="reference", max_solves=1000).loss
         )
     assert sum(ratios) / len(ratios) < 1.005
     assert max(ratios) < 1.05

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrim import Moments, refit, select, solve, solve_for, solve_path
+from entrim import Moments, refit, select, solve, solve_k, solve_path
 from entrim.errors import BadSettingError
 from tests.layers import layer_moments, layer_rows, shapes
 
@@ -53,7 +53,7 @@ def test_a_path_through_zero_is_refused_like_a_single_solve():
 @given(shapes(), st.data())
 def test_exactly_the_asked_number_of_channels_is_kept(shape, data):
     k = data.draw(st.integers(1, shape["channels"]))
-    s = solve_for(layer_moments(**shape), channels=k)
+    s = solve_k(layer_moments(**shape), k=k)
     assert len(s.kept) == k
     assert s.weight.shape[1] == k * shape["block"]
     assert float(s.w.sum()) == pytest.approx(1)
@@ -62,16 +62,16 @@ def test_exactly_the_asked_number_of_channels_is_kept(shape, data):
 
 def test_a_shared_group_is_cut_to_exactly_k_too():
     m, n = layer_moments(2, channels=9), layer_moments(3, channels=9, block=4)
-    s = solve_for([m, n], channels=4)
+    s = solve_k([m, n], k=4)
     assert len(s.kept) == 4
     assert [p.weight.shape for p in s.parts] == [(3, 4), (3, 16)]
 
 
 def test_the_choice_of_k_channels_beats_the_mean_random_choice():
     m = layer_moments(4, channels=12, outputs=4, rows=400)
-    chosen = refit(m, solve_for(m, channels=5).kept).mse
+    chosen = refit(m, solve_k(m, k=5).kept).mse
     g = torch.Generator().manual_seed(0)
-    draws = [select(m, channels=5, method="random", generator=g) for _ in range(50)]
+    draws = [select(m, k=5, method="random", generator=g) for _ in range(50)]
     assert chosen < sum(refit(m, kept).mse for kept in draws) / 50
 
 
@@ -80,4 +80,4 @@ def test_an_impossible_number_of_channels_names_the_possible_ones(k):
     x, y = layer_rows(5)
     x[:, 2] = 0
     with pytest.raises(BadSettingError, match=f"channels is {k}: ask for 1 to 5"):
-        solve_for(Moments.of(x, y), channels=k)
+        solve_k(Moments.of(x, y), k=k)

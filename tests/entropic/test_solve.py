@@ -33,7 +33,7 @@ def objective(m: Moments, s: entrim.Solution, eps_w: float, eps_l2: float) -> fl
 @settings(max_examples=12)
 @given(shape=shapes(), eps=eps_values)
 def test_the_objective_never_increases(method, shape, eps):
-    s = solve(layer_moments(**shape), -eps, eps, method=method, max_solves=FEW)
+    s = solve(layer_moments(**shape), -eps, eps, solver=method, max_solves=FEW)
     assert all(after <= before for before, after in pairwise(s.trace))
     assert s.loss == s.trace[-1]
 
@@ -42,9 +42,9 @@ def test_the_objective_never_increases(method, shape, eps):
 @settings(max_examples=12)
 @given(shape=shapes(), eps=eps_values)
 def test_converged_means_that_the_certificate_is_at_most_tol(method, shape, eps):
-    s = solve(layer_moments(**shape), -eps, eps, method=method, tol=1e-4, max_solves=FEW)
-    assert (s.status.outcome is Outcome.CONVERGED) == (s.certificate <= 1e-4)
-    assert s.status.converged == (s.certificate <= 1e-4)
+    s = solve(layer_moments(**shape), -eps, eps, solver=method, tol=1e-4, max_solves=FEW)
+    assert (s.status.outcome is Outcome.CONVERGED) == (s.optimality_residual <= 1e-4)
+    assert s.status.converged == (s.optimality_residual <= 1e-4)
 
 
 @methods
@@ -52,7 +52,7 @@ def test_converged_means_that_the_certificate_is_at_most_tol(method, shape, eps)
 @given(shape=shapes(), eps=eps_values)
 def test_the_answer_is_consistent_in_itself(method, shape, eps):
     m = layer_moments(**shape)
-    s = solve(m, -eps, eps, method=method, max_solves=FEW)
+    s = solve(m, -eps, eps, solver=method, max_solves=FEW)
     assert float(s.w.sum()) == pytest.approx(1)
     assert torch.equal(s.kept, s.w.nonzero()[:, 0])
     assert s.weight.shape == (m.outputs, len(s.kept) * m.block)
@@ -86,7 +86,7 @@ def test_the_certificate_is_the_spread_of_the_numerical_gradient(shape, eps):
         down[d] -= h
         gradient.append((loss(up) - loss(down)) / (2 * h))
     size = max(abs(g) for g in gradient) + eps
-    assert max(gradient) - min(gradient) <= 20 * s.certificate * size + 1e-4 * size
+    assert max(gradient) - min(gradient) <= 20 * s.optimality_residual * size + 1e-4 * size
 
 
 @settings(max_examples=40)
@@ -125,9 +125,9 @@ def test_near_copies_do_not_share_their_weight_on_a_saddle(method, noise):
     x, y = layer_rows(1, channels=3)
     g = torch.Generator().manual_seed(9)
     near = x[:, :1] + noise * torch.randn(len(x), 1, generator=g, dtype=torch.float64)
-    alone = solve(Moments.of(x, y), -0.1, 0.1, method=method)
+    alone = solve(Moments.of(x, y), -0.1, 0.1, solver=method)
     assert 0 in alone.kept
-    s = solve(Moments.of(torch.cat([x, near], 1), y), -0.1, 0.1, method=method)
+    s = solve(Moments.of(torch.cat([x, near], 1), y), -0.1, 0.1, solver=method)
     assert s.loss <= alone.loss * (1 + 1e-3)
     assert len({0, 3} & set(s.kept.tolist())) == 1
 
@@ -158,7 +158,7 @@ def test_streamed_moments_give_the_same_answer(shape, parts):
 def test_both_eps_going_to_zero_give_least_squares(method):
     x, y = layer_rows(1, channels=5, block=4)
     m = Moments.of(x, y, block=4)
-    s = solve(m, -1e-12, 1e-12, method=method)
+    s = solve(m, -1e-12, 1e-12, solver=method)
     z = torch.cat([torch.ones(len(x), 1, dtype=torch.float64), x], 1)
     best = torch.linalg.lstsq(z, y).solution
     assert s.kept.tolist() == list(range(5))
@@ -188,7 +188,7 @@ def test_a_larger_eps_keeps_fewer_channels():
 def test_an_earlier_answer_is_a_start_that_needs_no_step(method):
     m = layer_moments(4, channels=10)
     s = solve(m, -1e-2, 1e-2)
-    again = solve(m, -1e-2, 1e-2, method=method, start=s)
+    again = solve(m, -1e-2, 1e-2, solver=method, start=s)
     assert again.ridge_solves <= 2
     assert len(again.trace) == 1
     torch.testing.assert_close(again.w, s.w)
@@ -203,16 +203,16 @@ def test_zeros_of_the_start_stay_zero():
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-6])
 def test_a_smaller_tol_is_reached_too(tol):
-    assert solve(layer_moments(6, channels=10), -1e-2, 1e-2, tol=tol).certificate <= tol
+    assert solve(layer_moments(6, channels=10), -1e-2, 1e-2, tol=tol).optimality_residual <= tol
 
 
 @methods
 def test_a_fall_ends_the_descent_with_the_first_step_that_lowers_f_by_less(method):
     m = layer_moments(9, channels=12, rows=300)
-    whole = solve(m, -0.1, 0.1, method=method)
+    whole = solve(m, -0.1, 0.1, solver=method)
     falls = [before - after for before, after in pairwise(whole.trace)]
     fall = sorted(falls)[len(falls) // 2]
-    early = solve(m, -0.1, 0.1, method=method, fall=fall)
+    early = solve(m, -0.1, 0.1, solver=method, min_decrease=fall)
     last = next(n for n, value in enumerate(falls) if value < fall)
     assert last + 1 < len(falls)
     assert early.trace == whole.trace[: last + 2]

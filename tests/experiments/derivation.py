@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from entrim import Measurement, Plan, measure, trace
-from entrim.surgery.prune import cut
+from entrim.surgery.prune import prune
 from experiments.models import ZOO
 from experiments.paper.published import Table, layer_of, tables, widths
 
@@ -75,7 +75,7 @@ def cut_to(network: str, row: str) -> tuple[nn.Module, Measurement]:
     """Return our network at the published widths, the last channels gone, and its cost."""
     model, graph = graph_of(network)
     plan = Plan({name: range(width) for name, width in widths(network, row).items()})
-    small = cut(model, plan, ZOO[network].images(1), graph=graph).model
+    small = prune(model, plan, ZOO[network].images(1), graph=graph).model
     return small, measure(small, ZOO[network].images(1), repeats=2)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrim.distillation.trainer import Recipe
+from entrim.distillation.trainer import TrainingConfig
 from experiments.training import (
     cifar_fine_tuning,
     cifar_growing,
@@ -12,34 +12,34 @@ from experiments.training import (
 )
 
 
-def adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> Recipe:
-    return Recipe(
+def adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> TrainingConfig:
+    return TrainingConfig(
         epochs=epochs,
         batch=128,
         learning_rate=learning_rate,
-        optimiser="adam",
+        optimizer="adam",
         weight_decay=0.0,
         schedule="constant",
-        halve_every=halve_every,
+        step_size=halve_every,
         mode="train",
         patience=None,
-        hand_out="last",
+        return_state="last",
         seed=seed,
     )
 
 
-def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> Recipe:
-    return Recipe(
+def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> TrainingConfig:
+    return TrainingConfig(
         epochs=epochs,
         batch=128,
         learning_rate=learning_rate,
-        optimiser="momentum",
+        optimizer="momentum",
         weight_decay=5e-4,
         schedule=schedule,
-        halve_every=None,
+        step_size=None,
         mode="train",
         patience=None,
-        hand_out="last",
+        return_state="last",
         seed=seed,
     )
 
@@ -57,7 +57,7 @@ def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> Rec
         (cifar_fine_tuning(3, 4), momentum(3, 1e-3, "constant", 4)),
     ],
 )
-def test_a_recipe_is_the_one_of_the_paper(found: Recipe, wanted: Recipe) -> None:
+def test_a_recipe_is_the_one_of_the_paper(found: TrainingConfig, wanted: TrainingConfig) -> None:
     assert found == wanted
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from entrim.errors import BadSettingError, SaveError
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.surgery.trace import trace
 from experiments.__main__ import main
 from experiments.models import ZOO
@@ -59,7 +59,7 @@ def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
     ]
     assert widths == [8, 4]
 
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     options = Options(epochs=(1,), ways=("paper", "default"))
     again = EXPERIMENTS["lenet-conv"].run(Work(tmp_path, steps.append), options)
     assert steps == []
@@ -211,7 +211,7 @@ def test_a_point_is_measured_once_for_the_same_settings(tmp_path: Path) -> None:
 
 
 def test_fine_tuning_for_longer_goes_on_where_a_shorter_one_ended(tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     subject, work = toy(Work(tmp_path)), Work(tmp_path, steps.append)
     lessons = Lessons(work, subject)
     found = lessons.after("tuned", subject.model, subject.fine_tuning, (2, 1))

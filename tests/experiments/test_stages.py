@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import entrim
-from entrim import Step
-from entrim.distillation.trainer import Recipe, Task
+from entrim import ProgressEvent
+from entrim.distillation.trainer import TrainingConfig, TrainingTask
 from experiments.models import Subject
 from experiments.paper import robustness
 from experiments.paper.criteria import Ranking
@@ -107,11 +107,13 @@ def test_another_start_and_another_recipe_are_other_lessons(
 
 
 @pytest.fixture
-def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, nn.Module]]:
+def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainingConfig, nn.Module]]:
     """Return what is taught to which networks; to learn is to have 7 for every weight."""
-    seen: list[tuple[Recipe, nn.Module]] = []
+    seen: list[tuple[TrainingConfig, nn.Module]] = []
 
-    def trained(_: Work, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
+    def trained(
+        _: Work, name: str, model: nn.Module, task: TrainingTask, recipe: TrainingConfig
+    ) -> nn.Module:
         seen.append((recipe, model))
         learned = copy.deepcopy(model)
         with torch.no_grad():
@@ -124,7 +126,7 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, nn.Module]]:
 
 
 def test_fine_tuning_starts_at_the_cut_and_scratch_at_new_weights_of_its_widths(
-    lessons: list[tuple[Recipe, nn.Module]], tmp_path: Path
+    lessons: list[tuple[TrainingConfig, nn.Module]], tmp_path: Path
 ) -> None:
     subject = replace(toy(Work(tmp_path)), seed=3)
     measure_row(Work(tmp_path), subject, ROW, "widths", (1,), (2,))
@@ -143,7 +145,7 @@ def weights(model: nn.Module) -> str:
 
 
 def test_every_network_is_attacked_in_its_own_column(
-    lessons: list[tuple[Recipe, nn.Module]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lessons: list[tuple[TrainingConfig, nn.Module]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def recognised(model: nn.Module, *_: object) -> float:
         weight = model.get_parameter("conv1.weight")
@@ -173,7 +175,7 @@ def test_a_training_that_was_interrupted_ends_in_the_same_bits(
     whole = Work(tmp_path / "whole").trained(*told)
     done: list[int] = []
 
-    def count(step: Step) -> None:
+    def count(step: ProgressEvent) -> None:
         done.append(step.done)
         if step.done in stops and done.count(step.done) == 1:
             raise KeyboardInterrupt

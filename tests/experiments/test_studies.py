@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.surgery.trace import trace
 from experiments.__main__ import main
 from experiments.normalization import Normalization
@@ -195,7 +195,7 @@ def test_robustness_is_a_table_by_attack_and_network(
     assert len(report.measured) == 15
     for line in report.lines:
         assert all(len(values) == 1 for values in line.ours.values())
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     again = toys.run(Work(tmp_path, steps.append, only_finished=True), Options())
     assert (steps, again.lines) == ([], report.lines)
     monkeypatch.setattr("experiments.paper.command.ROBUSTNESS", toys)
@@ -220,7 +220,7 @@ def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> No
     subject = toy(Work(tmp_path))
     recipe = subject.fine_tuning(2, 0)
 
-    def stop(step: Step) -> None:
+    def stop(step: ProgressEvent) -> None:
         raise KeyboardInterrupt
 
     for work in (Work(tmp_path, stop), Work(tmp_path, only_finished=True)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrim.distillation.trainer import Recipe, Task
+from entrim.distillation.trainer import TrainingConfig, TrainingTask
 from experiments import models
 from experiments.datasets import Dataset
 from experiments.models import Subject
@@ -32,11 +32,13 @@ def numbered(train: int) -> Callable[..., Dataset]:
 
 
 @pytest.fixture
-def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Recipe]]:
+def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, TrainingConfig]]:
     """Return how many images are learned from and how; nothing is fetched, and nobody learns."""
-    seen: list[tuple[int, Recipe]] = []
+    seen: list[tuple[int, TrainingConfig]] = []
 
-    def trained(_: Work, name: str, model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
+    def trained(
+        _: Work, name: str, model: nn.Module, task: TrainingTask, recipe: TrainingConfig
+    ) -> nn.Module:
         seen.append((task.count, recipe))
         return model
 
@@ -59,7 +61,7 @@ def shown(subject: Subject) -> list[range]:
 
 
 def test_lenet_learns_from_50000_images_and_watches_the_other_10000(
-    taught: list[tuple[int, Recipe]], tmp_path: Path
+    taught: list[tuple[int, TrainingConfig]], tmp_path: Path
 ) -> None:
     lenet = models.lenet(Work(tmp_path), 3)
     assert shown(lenet) == [range(50_000), range(50_000, 60_000), range(TEST, TEST + 10_000)]
@@ -68,7 +70,7 @@ def test_lenet_learns_from_50000_images_and_watches_the_other_10000(
 
 
 def test_a_quick_lenet_is_tested_on_test_images(
-    taught: list[tuple[int, Recipe]], tmp_path: Path
+    taught: list[tuple[int, TrainingConfig]], tmp_path: Path
 ) -> None:
     quick = models.lenet(Work(tmp_path), 3, quick=True)
     assert shown(quick) == [range(2000), range(50_000, 51_000), range(TEST, TEST + 1000)]
@@ -76,7 +78,7 @@ def test_a_quick_lenet_is_tested_on_test_images(
 
 
 def test_the_weights_that_lenet_starts_with_follow_from_the_seed(
-    taught: list[tuple[int, Recipe]], tmp_path: Path
+    taught: list[tuple[int, TrainingConfig]], tmp_path: Path
 ) -> None:
     one, same, other = (
         models.lenet(Work(tmp_path), seed).model.get_parameter("fc1.weight") for seed in (3, 3, 4)
@@ -95,7 +97,10 @@ def test_the_weights_that_lenet_starts_with_follow_from_the_seed(
     ],
 )
 def test_the_cifar_networks_are_tested_on_test_images_also_when_quick(
-    subject: Callable[..., Subject], network: str, taught: list[tuple[int, Recipe]], tmp_path: Path
+    subject: Callable[..., Subject],
+    network: str,
+    taught: list[tuple[int, TrainingConfig]],
+    tmp_path: Path,
 ) -> None:
     whole, quick = subject(Work(tmp_path), 3), subject(Work(tmp_path), 3, quick=True)
     assert shown(whole) == [range(50_000), range(TEST, TEST + 1000), range(TEST, TEST + 10_000)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from entrim.distillation.trainer import OPTIMISERS, train
+from entrim.distillation.trainer import OPTIMIZERS, train
 from experiments.datasets import Dataset
 from experiments.normalization import Normalization
 from experiments.training import (
@@ -77,7 +77,7 @@ def test_images_are_shrunk_to_the_means_of_their_parts_to_learn_and_watched_whol
     some = digits(20, wrong=0)
     task = classification(some, some, PLAIN, side=2)
     task.loss(Watching(), torch.arange(20), torch.Generator())
-    task.held_out(Watching())
+    task.holdout(Watching())
     means = PLAIN(some.images).view(20, 1, 2, 2, 2, 2).mean((3, 5))
     assert torch.allclose(seen[0], means)
     assert torch.equal(seen[1], PLAIN(some.images))
@@ -86,11 +86,11 @@ def test_images_are_shrunk_to_the_means_of_their_parts_to_learn_and_watched_whol
 
 def test_plain_momentum_is_heavy_ball_and_not_nesterov() -> None:
     x = nn.Parameter(torch.tensor(1.0))
-    optimiser = OPTIMISERS["momentum"]([x], lr=0.1)
+    optimizer = OPTIMIZERS["momentum"]([x], lr=0.1)
     for wanted in (0.9, 0.72):  # v = 1, x = 1 - 0.1; v = 0.9 + 0.9, x = 0.9 - 0.18
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (x.square() / 2).backward()
-        optimiser.step()
+        optimizer.step()
         assert x.item() == pytest.approx(wanted)
 
 

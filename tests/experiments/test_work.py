@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from entrim.errors import SaveError
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.storage import atomic
 from experiments.datasets import FetchEvent
 from experiments.models import lenet
@@ -40,7 +40,7 @@ def test_an_unfinished_training_is_refused_before_anything_is_computed(tmp_path:
     subject = toy(Work(tmp_path))
     recipe = subject.fine_tuning(2, 0)
 
-    def stop(step: Step) -> None:
+    def stop(step: ProgressEvent) -> None:
         if step.done == 3:
             raise KeyboardInterrupt
 
@@ -100,9 +100,9 @@ def test_who_comes_second_waits_and_takes_what_the_first_found(tmp_path: Path) -
     first = threading.Thread(target=lambda: Work(tmp_path).point("point", {}, slow))
     first.start()
     assert measuring.wait(20)
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
 
-    def hear(step: Step) -> None:
+    def hear(step: ProgressEvent) -> None:
         steps.append(step)
         told.set()
 
@@ -116,9 +116,9 @@ def test_a_training_is_taken_up_by_one_process_at_a_time(tmp_path: Path) -> None
     subject, recipe = toy(Work(tmp_path)), toy(Work(tmp_path)).fine_tuning(1, 0)
     held: list[bool] = []
 
-    def look(_: Step) -> None:
+    def look(_: ProgressEvent) -> None:
         (lock,) = (tmp_path / ".locks").iterdir()
-        with pytest.raises(BlockingIOError), atomic.alone(lock, wait=False):
+        with pytest.raises(BlockingIOError), atomic.exclusive_lock(lock, wait=False):
             pass
         held.append(True)
 
@@ -134,7 +134,7 @@ def test_a_dataset_on_its_way_is_shown(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("experiments.models.load_mnist", load)
     monkeypatch.setattr("experiments.models._LENET_LESSON", 50)
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     with pytest.raises(NotFinishedError):
         lenet(Work(tmp_path, steps.append, only_finished=True))
     asked, fetching, *_ = steps

@@ -21,7 +21,7 @@ from entrim.errors import (
 )
 from entrim.export.formats import Exported, to_int8, to_onnx, to_program
 from entrim.export.parity import Parity, answer_of, outputs
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from tests.pipeline.networks import Residual, chain, images
 
 onnx = pytest.importorskip("onnx", reason="needs onnx: pip install onnx")
@@ -190,7 +190,7 @@ def test_steps_are_told_and_loggers_are_left_as_they_were(plain: Exported) -> No
     to_int8(plain, X, on_step=steps.append)
     assert [logger.level for logger in loggers] == levels
     assert [step for step in steps if step.done == step.total] == [
-        Step(stage=stage, name="", done=4, total=4) for stage in ("calibrate", "compare")
+        ProgressEvent(stage=stage, name="", done=4, total=4) for stage in ("calibrate", "compare")
     ]
 
 

@@ -33,12 +33,12 @@ def trained() -> nn.Sequential:
         nn.Linear(24, 10),
     )
     x, y = digits()
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(8):
         for rows in torch.randperm(1000).split(100):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval()
 
 
@@ -48,16 +48,16 @@ def accuracy(model: nn.Module) -> float:
     return float((model(x[1000:1400]).argmax(1) == y[1000:1400]).double().mean())
 
 
-def searched(score: Callable[[nn.Module], float] = accuracy, **options: Any) -> entrim.Searched:
+def searched(score: Callable[[nn.Module], float] = accuracy, **options: Any) -> entrim.SearchResult:
     return entrim.search(trained(), digits()[0][:200], score, **{"trials": 6, **options})
 
 
 @cache
-def usual() -> entrim.Searched:
+def usual() -> entrim.SearchResult:
     """Return a search of twelve trials, all scored, at the ranges that it has by default."""
     return searched(trials=12, prune=None)
 
 
-def plain(found: entrim.Searched) -> list[entrim.Trial]:
+def plain(found: entrim.SearchResult) -> list[entrim.Trial]:
     """Return the trials without their times."""
     return [replace(trial, seconds=0.0) for trial in found.record.trials]

@@ -21,11 +21,11 @@ def test_a_trial_whose_score_fails_is_recorded_and_the_search_goes_on() -> None:
         return float("nan") if len(calls) == 3 else accuracy(model)
 
     trials = searched(score, prune=None).record.trials
-    failed = [t for t in trials if t.how.startswith("failed")]
-    assert failed[0].how == "failed: score raised RuntimeError: no such label"
-    assert failed[1].how == "failed: score returned nan, which is not a finite number"
+    failed = [t for t in trials if t.reason.startswith("failed")]
+    assert failed[0].reason == "failed: score raised RuntimeError: no such label"
+    assert failed[1].reason == "failed: score returned nan, which is not a finite number"
     assert len(trials) == 6
-    assert any(t.how == "scored" for t in trials)
+    assert any(t.reason == "scored" for t in trials)
     assert all(t.score is None for t in failed)
 
 

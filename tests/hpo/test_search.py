@@ -27,7 +27,7 @@ def trial(number: int, params: float, score: float | None) -> entrim.Trial:
         macs=params,
         lost=0.0,
         score=score,
-        how="",
+        reason="",
         seconds=0.0,
         digest="",
     )
@@ -64,7 +64,7 @@ def test_the_network_of_a_trial_is_made_again_just_as_it_was_scored() -> None:
     found = usual()
     best = found.best(params=0.8)
     assert best.params <= 0.8
-    small = found.sparsified(best)
+    small = found.sparsify(best)
     assert {group.name: len(group.kept) for group in small.record.groups} == best.widths
     assert small.record.after.params / small.record.before.params == best.params
     assert small.record.after.macs / small.record.before.macs == best.macs
@@ -143,7 +143,7 @@ def test_the_same_network_is_never_scored_twice() -> None:
     found = searched(score, eps_w=(1e-3, 1e-3), eps_l2=(1e-3, 1e-3))
     assert len(calls) == 2  # the original, and the one network
     assert {t.score for t in found.record.trials} == {found.record.trials[0].score}
-    assert [t.how for t in found.record.trials[1:]] == ["the network of trial 1"] * 5
+    assert [t.reason for t in found.record.trials[1:]] == ["the network of trial 1"] * 5
     assert found.record.spared == 5
     assert found.record.saved == pytest.approx(5 * found.record.trials[0].seconds)
 
@@ -152,9 +152,9 @@ def test_without_refit_the_same_channels_are_not_yet_the_same_network() -> None:
     options: dict[str, Any] = {"eps_w": (1e-3, 1e-3), "preset": "paper", "prune": None}
     found = searched(eps_l2=(1e-9, 2e-9), trials=3, **options)
     assert len({tuple(t.widths.items()) for t in found.record.trials}) == 1
-    assert [t.how for t in found.record.trials] == ["scored"] * 3
+    assert [t.reason for t in found.record.trials] == ["scored"] * 3
     chosen = found.front[0]
-    assert accuracy(found.sparsified(chosen).model) == chosen.score
+    assert accuracy(found.sparsify(chosen).model) == chosen.score
 
 
 def test_where_nothing_is_cut_the_score_is_that_of_the_original() -> None:
@@ -168,7 +168,7 @@ def test_where_nothing_is_cut_the_score_is_that_of_the_original() -> None:
 
 def test_pruned_trials_are_dearer_than_one_that_loses_far_less() -> None:
     found = searched(trials=16, prune=1.0, sampler="random")
-    pruned = [t for t in found.record.trials if t.how.startswith("pruned")]
+    pruned = [t for t in found.record.trials if t.reason.startswith("pruned")]
     assert pruned
     for t in pruned:
         assert t.score is None
@@ -180,7 +180,7 @@ def test_pruned_trials_are_dearer_than_one_that_loses_far_less() -> None:
 def test_costs_out_of_interest_are_not_scored() -> None:
     found = searched(cost="macs", between=(0.2, 0.6), trials=12)
     assert {0.2 <= t.macs <= 0.6 for t in found.record.trials if t.score is not None} == {True}
-    assert any("is not 20.0% to 60.0%" in t.how for t in found.record.trials)
+    assert any("is not 20.0% to 60.0%" in t.reason for t in found.record.trials)
     with pytest.raises(SearchError, match=r"no trial of 3 was scored.*widen between="):
         searched(between=(0.0, 1e-9), trials=3)
 
@@ -188,7 +188,7 @@ def test_costs_out_of_interest_are_not_scored() -> None:
 def test_positions_are_drawn_alike_for_the_search_and_for_its_network() -> None:
     found = searched(trials=3, positions=8, prune=None)
     one = found.record.trials[0]
-    assert accuracy(found.sparsified(one).model) == one.score
+    assert accuracy(found.sparsify(one).model) == one.score
 
 
 def test_a_dead_layer_is_no_obstacle() -> None:
@@ -208,7 +208,7 @@ def test_when_the_time_is_over_no_trial_is_begun_but_each_call_tries_one(tmp_pat
 def test_the_time_left_is_told_at_the_pace_of_this_call(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
     for trials in (4, 6):
-        steps: list[entrim.Step] = []
+        steps: list[entrim.ProgressEvent] = []
         begun = time.monotonic()
         searched(trials=trials, prune=None, storage=file, on_step=steps.append)
         took = time.monotonic() - begun
@@ -218,7 +218,7 @@ def test_the_time_left_is_told_at_the_pace_of_this_call(tmp_path: Path) -> None:
 
 
 def test_every_trial_is_told_and_nothing_else_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     searched(trials=3, on_step=steps.append)
     told = [step for step in steps if step.stage == "search"]
     assert [(step.name, step.done, step.total) for step in told] == [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import budgeting, recording
-from entrim.allocation.sensitivity import moved
+from entrim.allocation.sensitivity import output_change
 from entrim.errors import (
     BadSettingError,
     BudgetError,
@@ -19,7 +19,7 @@ from entrim.errors import (
     NothingCutWarning,
 )
 from entrim.records import GroupRecord
-from entrim.surgery.prune import cut
+from entrim.surgery.prune import prune
 from tests.allocation.test_cost import BATCHED
 from tests.pipeline.networks import chain, images, residual
 from tests.surgery.kinds import Kind, shaken
@@ -43,12 +43,14 @@ def test_a_network_keeps_its_budget_and_uses_it(build: Any, given: Any, round_to
         for group in r.record.groups:
             if len(group.kept) < group.channels:
                 plan = wider(r, group, round_to)
-                more = entrim.measure(cut(model, plan, X[:4], graph=graph).model, X[:4], repeats=2)
+                more = entrim.measure(
+                    prune(model, plan, X[:4], graph=graph).model, X[:4], repeats=2
+                )
                 assert getattr(more, kind) > limit
     assert all(len(g.kept) % round_to == 0 or len(g.kept) == g.channels for g in r.record.groups)
 
 
-def wider(r: entrim.Sparsified, group: GroupRecord, step: int) -> entrim.Plan:
+def wider(r: entrim.SparsifyResult, group: GroupRecord, step: int) -> entrim.Plan:
     """Return the plan with one step more in one group."""
     more = [unit for unit in range(group.channels) if unit not in group.kept][:step]
     return entrim.Plan({**r.plan.kept, group.name: sorted((*group.kept, *more))})
@@ -99,9 +101,9 @@ def test_an_allocation_hurts_the_outputs_less_than_the_same_fraction_everywhere(
         even = entrim.sparsify(model, X, widths={"*": fraction}, selector="greedy")
         if even.record.after.params >= r.record.after.params:
             with torch.no_grad():
-                lost.append(moved([[even.model(X)]], [[model(X)]], [len(X)]).divergence)
+                lost.append(output_change([[even.model(X)]], [[model(X)]], [len(X)]).divergence)
     with torch.no_grad():
-        assert moved([[r.model(X)]], [[model(X)]], [len(X)]).divergence < min(lost)
+        assert output_change([[r.model(X)]], [[model(X)]], [len(X)]).divergence < min(lost)
 
 
 @pytest.mark.parametrize("most", [0.01, 0.1])
@@ -109,13 +111,13 @@ def test_an_error_alone_makes_the_network_as_small_as_it_allows(most: float) -> 
     model = residual()
     r = entrim.sparsify(model, X, budget=entrim.Budget(max_error=most))
     with torch.no_grad():
-        error = moved([[r.model(X)]], [[model(X)]], [len(X)]).error
+        error = output_change([[r.model(X)]], [[model(X)]], [len(X)]).error
     assert 0 < error <= most
     way = [point.params for point in r.record.tradeoff]
-    taken = next(n for n, point in enumerate(r.record.tradeoff) if point.taken)
+    taken = next(n for n, point in enumerate(r.record.tradeoff) if point.selected)
     tighter = entrim.sparsify(model, X, budget=entrim.Budget(params=way[taken + 2]))
     with torch.no_grad():
-        assert moved([[tighter.model(X)]], [[model(X)]], [len(X)]).error > 0.7 * most
+        assert output_change([[tighter.model(X)]], [[model(X)]], [len(X)]).error > 0.7 * most
 
 
 def test_an_error_that_the_size_does_not_allow_is_a_contradiction() -> None:
@@ -144,7 +146,7 @@ def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> N
     for share in (0.7, 0.3):
         r = entrim.sparsify(model, X, budget=entrim.Budget(latency=1e-9 * share * whole))
         assert 0.9 * share * whole < r.record.after.macs <= share * whole
-        assert " ms of " in r.record.groups[0].how
+        assert " ms of " in r.record.groups[0].reason
     r = entrim.sparsify(model, X, budget=entrim.Budget(latency=1e-9 * whole, macs=0.5))
     assert r.record.after.macs <= 0.5 * whole
 
@@ -162,7 +164,7 @@ def test_a_latency_that_is_missed_in_the_end_is_a_warning_with_both_figures(
     (note,) = r.record.notes
     assert [str(warning.message) for warning in heard] == [note]
     after = r.record.after
-    figures = (limit, after.latency, after.spread / 2, 1e-9 * after.macs)
+    figures = (limit, after.latency, after.deviation / 2, 1e-9 * after.macs)
     assert all(f"{1e3 * figure:.3g} ms" in note for figure in figures)
     assert 1e-9 * after.macs <= limit < after.latency
 
@@ -184,10 +186,10 @@ def test_a_latency_beyond_reach_names_the_least() -> None:
 def test_without_any_wish_the_knee_is_taken_and_named() -> None:
     model = residual()
     r = entrim.sparsify(model, X)
-    taken = [point for point in r.record.tradeoff if point.taken]
+    taken = [point for point in r.record.tradeoff if point.selected]
     assert [point.params for point in taken] == [r.record.after.params]
     assert [point.macs for point in taken] == [r.record.after.macs]
-    assert all("at the knee: " in group.how for group in r.record.groups)
+    assert all("at the knee: " in group.reason for group in r.record.groups)
     assert 0 < r.record.after.params < r.record.before.params
     sizes = [point.params for point in r.record.tradeoff]
     assert sizes == sorted(sizes, reverse=True)
@@ -196,7 +198,7 @@ def test_without_any_wish_the_knee_is_taken_and_named() -> None:
 def test_the_tradeoff_leads_to_the_same_network_again() -> None:
     model = residual()
     knee = entrim.sparsify(model, X)
-    point = next(point for point in knee.record.tradeoff if point.taken)
+    point = next(point for point in knee.record.tradeoff if point.selected)
     again = entrim.sparsify(model, X, budget=entrim.Budget(params=point.params, macs=point.macs))
     assert again.record.after.params <= point.params
     assert again.record.after.params > 0.9 * point.params
@@ -213,7 +215,10 @@ def test_another_selector_chooses_at_the_allocated_widths() -> None:
     }
     assert drawn.plan.kept != greedy.plan.kept
     with torch.no_grad():
-        apart = [moved([[r.model(X)]], [[model(X)]], [len(X)]).divergence for r in (greedy, drawn)]
+        apart = [
+            output_change([[r.model(X)]], [[model(X)]], [len(X)]).divergence
+            for r in (greedy, drawn)
+        ]
     assert apart[0] < apart[1]
 
 
@@ -227,8 +232,8 @@ def test_scores_of_ones_own_decide_which_channels_stay_but_not_how_many() -> Non
     kept = groups["conv1"].kept
     assert len(kept) < 14
     assert kept == tuple(range(14 - len(kept), 14))
-    assert groups["conv1"].how.startswith("the scores handed over")
-    assert groups["stem"].how.startswith("greedy")
+    assert groups["conv1"].reason.startswith("the scores handed over")
+    assert groups["stem"].reason.startswith("greedy")
 
 
 def test_a_budget_of_everything_cuts_nothing_and_says_so() -> None:
@@ -238,7 +243,7 @@ def test_a_budget_of_everything_cuts_nothing_and_says_so() -> None:
 
 
 def test_a_size_out_of_reach_is_refused_before_the_long_look() -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     with pytest.raises(BudgetError, match="still has"):
         entrim.sparsify(residual(), X, budget=entrim.Budget(params=3), on_step=steps.append)
     assert {step.stage for step in steps} == {"trace", "collect", "choose"}
@@ -266,7 +271,7 @@ def test_a_budget_beside_eps_or_widths_is_refused(options: Any, sentence: str) -
 
 
 def test_the_sensing_is_told_group_by_group_and_timed() -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     r = entrim.sparsify(residual(), X, budget=entrim.Budget(params=0.5), on_step=steps.append)
     told = [step.name for step in steps if step.stage == "sense"]
     assert sorted(told) == sorted(group.name for group in r.record.groups)
@@ -275,7 +280,7 @@ def test_the_sensing_is_told_group_by_group_and_timed() -> None:
 
 def test_damage_is_measured_down_to_one_channel_not_guessed() -> None:
     group = entrim.trace(chain(), X[:4]).group("7")
-    widths = budgeting.Ladder.of(group, list(range(group.channels))).widths
+    widths = budgeting.ChannelRanking.of(group, list(range(group.channels))).widths
     assert widths[0] == 1
     assert widths[-1] == group.channels
 

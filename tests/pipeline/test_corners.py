@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import entrim
-from entrim.calibration.collect import Tally
+from entrim.calibration.collect import ChannelStats
 from entrim.errors import CalibrationWarning, NothingCutWarning
 from tests.pipeline.networks import chain, images, residual, settled
 
@@ -70,14 +70,14 @@ def test_the_paper_preset_says_when_no_group_is_alone() -> None:
 
 
 def test_every_batch_is_told() -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     entrim.sparsify(chain(), X, widths={"0": 6}, on_step=steps.append)
     told = [(step.done, step.total) for step in steps if step.stage == "collect"]
     assert told == [(1, 2), (2, 2)]
 
 
 def test_batches_are_counted_over_all_passes() -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     entrim.sparsify(chain(), X, widths={"*": 6}, memory_limit=100_000, on_step=steps.append)
     told = [(step.done, step.total) for step in steps if step.stage == "collect"]
     assert told == [(done, 4) for done in range(1, 5)]
@@ -187,7 +187,7 @@ def test_a_weight_called_in_two_ways_leaves_its_channels_whole() -> None:
 
 def test_a_tally_of_batches_has_the_moments_of_all() -> None:
     x = torch.randn(40, 5, 3) * 2 + 7
-    tally = Tally()
+    tally = ChannelStats()
     for part in x.split(11):
         tally.add(part)
     flat = x.double().movedim(1, 0).flatten(1)

@@ -16,7 +16,7 @@ X = images(60, 3, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def small() -> entrim.Sparsified:
+def small() -> entrim.SparsifyResult:
     return entrim.sparsify(chain(0), X, widths={"*": 0.5}, selector="greedy")
 
 
@@ -25,9 +25,11 @@ def same(a: nn.Module, b: nn.Module) -> bool:
     return all(m == n and torch.equal(s, t) for (m, s), (n, t) in pairs)
 
 
-def test_a_run_comes_back_and_is_saved_as_it_was(small: entrim.Sparsified, tmp_path: Path) -> None:
+def test_a_run_comes_back_and_is_saved_as_it_was(
+    small: entrim.SparsifyResult, tmp_path: Path
+) -> None:
     small.save(tmp_path / "a")
-    back = entrim.Sparsified.load(chain(0), tmp_path / "a")
+    back = entrim.SparsifyResult.load(chain(0), tmp_path / "a")
     assert same(back.model, small.model)
     assert back.record.to_json() == small.record.to_json()
     assert back.plan.kept == small.plan.kept
@@ -37,10 +39,10 @@ def test_a_run_comes_back_and_is_saved_as_it_was(small: entrim.Sparsified, tmp_p
 
 
 def test_the_plan_that_comes_back_makes_the_network(
-    small: entrim.Sparsified, tmp_path: Path
+    small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     small.save(tmp_path)
-    plan = entrim.Sparsified.load(chain(0), tmp_path).plan
+    plan = entrim.SparsifyResult.load(chain(0), tmp_path).plan
     assert set(plan.weights) == set(small.model.state_dict())
     assert same(entrim.apply_plan(chain(7), plan, X[:4]), small.model)
 
@@ -52,35 +54,35 @@ def test_shared_tensors_and_buffers_outside_the_state_dict_have_their_place_in_t
     model, x = Tied().eval(), torch.randn(50, 4)
     small = entrim.sparsify(model, x, widths={"a": 3})
     small.save(tmp_path)
-    again = entrim.apply_plan(model, entrim.Sparsified.load(model, tmp_path).plan, x[:4])
+    again = entrim.apply_plan(model, entrim.SparsifyResult.load(model, tmp_path).plan, x[:4])
     assert isinstance(again, Tied)
     assert again.c.weight is again.b.weight
     assert everything(again) == everything(small.model)
 
 
 def test_what_was_distilled_comes_back_with_what_was_done(
-    small: entrim.Sparsified, tmp_path: Path
+    small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     small.save(tmp_path / "a")
     options = {"epochs": 1, "shift": 0.0}
-    one = entrim.distill(entrim.Sparsified.load(chain(0), tmp_path / "a"), X, **options)
+    one = entrim.distill(entrim.SparsifyResult.load(chain(0), tmp_path / "a"), X, **options)
     assert same(one.model, entrim.distill(small, X, **options).model)
     one.save(tmp_path / "b")
-    back = entrim.Sparsified.load(chain(0), tmp_path / "b")
+    back = entrim.SparsifyResult.load(chain(0), tmp_path / "b")
     assert back.record.distilled == one.record.distilled
     assert same(back.model, one.model)
 
 
 def test_an_original_with_other_weights_is_refused(
-    small: entrim.Sparsified, tmp_path: Path
+    small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     small.save(tmp_path)
     with pytest.raises(LoadError, match="cut from a Sequential with other weights: give"):
-        entrim.Sparsified.load(chain(1), tmp_path)
+        entrim.SparsifyResult.load(chain(1), tmp_path)
     assert same(entrim.load(chain(1), tmp_path), small.model)  # the network alone needs no weights
 
 
-def test_a_network_without_a_record_is_no_run(small: entrim.Sparsified, tmp_path: Path) -> None:
+def test_a_network_without_a_record_is_no_run(small: entrim.SparsifyResult, tmp_path: Path) -> None:
     entrim.save(small.model, small.plan, tmp_path)
     with pytest.raises(LoadError, match="without the record of a run: save what sparsify returned"):
-        entrim.Sparsified.load(chain(0), tmp_path)
+        entrim.SparsifyResult.load(chain(0), tmp_path)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.allocation.sensitivity import error_of, moved
+from entrim.allocation.sensitivity import error_of, output_change
 from entrim.errors import BadSettingError
 from entrim.records import Record, Score
 from entrim.storage.checkpoint import fingerprint
@@ -24,7 +24,7 @@ NEW = ("score", "error", "earlier", "images_checksum", "seed", "threads", "date"
 """Entries that older records do not have."""
 
 
-def cut(model: nn.Module | None = None, **options: Any) -> entrim.Sparsified:
+def cut(model: nn.Module | None = None, **options: Any) -> entrim.SparsifyResult:
     return entrim.sparsify(model or chain(), X, widths={"*": 0.5}, **options)
 
 
@@ -39,7 +39,7 @@ def test_a_metric_is_asked_of_both_networks_in_eval_mode_and_neither_is_touched(
             parameter.data.zero_()
         return torch.tensor(float(seen[-1]))
 
-    scored = r.scored(metric, "parameters", on="nothing")
+    scored = r.with_scores(metric, "parameters", on="nothing")
     before, after = r.record.before.params, r.record.after.params
     assert scored.record.score == Score(
         name="parameters", before=float(before), after=float(after), on="nothing"
@@ -58,15 +58,15 @@ def test_a_metric_is_asked_of_both_networks_in_eval_mode_and_neither_is_touched(
 )
 def test_what_is_no_metric_is_refused(metric: Any, sentence: str) -> None:
     with pytest.raises(BadSettingError, match=sentence):
-        cut().scored(metric)
+        cut().with_scores(metric)
 
 
 def test_a_score_is_saved_and_a_training_drops_it_and_keeps_the_trainings_before(
     tmp_path: Any,
 ) -> None:
     model = chain()
-    cut(model).scored(lambda _: 1.0).save(tmp_path)
-    loaded = entrim.Sparsified.load(model, tmp_path)
+    cut(model).with_scores(lambda _: 1.0).save(tmp_path)
+    loaded = entrim.SparsifyResult.load(model, tmp_path)
     assert loaded.record.score == Score(name="accuracy, %", before=1.0, after=1.0)
     first = entrim.distill(loaded, X, epochs=1)
     assert first.record.score is None
@@ -92,7 +92,7 @@ def test_the_error_is_that_of_the_outputs_on_the_images(options: Any) -> None:
     model = residual()
     r = cut(model, **options)
     with torch.no_grad():
-        wanted = moved([[r.model(X)]], [[model(X)]], [len(X)]).error
+        wanted = output_change([[r.model(X)]], [[model(X)]], [len(X)]).error
     assert r.record.error == pytest.approx(wanted, rel=1e-6)
     assert wanted > 0
 
@@ -112,7 +112,7 @@ def test_an_error_of_several_outputs_is_that_of_all_together() -> None:
     with torch.no_grad():
         both = [list(net(x).values()) for net in (found, wanted)]
     batches = [{"x": part} for part in x.split(7)]
-    apart = moved([both[0]], [both[1]], [len(x)])
+    apart = output_change([both[0]], [both[1]], [len(x)])
     assert error_of(found, wanted, batches) == pytest.approx(apart.error)
 
 
@@ -152,7 +152,7 @@ def test_the_seed_of_a_new_generator_repeats_a_run_and_that_of_a_used_one_is_not
 
 
 def test_every_stage_comes_to_its_end_also_where_some_layers_stay_as_they_are() -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     r = entrim.sparsify(chain(), X, widths={"7": 5}, on_step=steps.append)
     assert len(r.record.layers) == 1  # the layers before the cut see what they saw
     last = {step.stage: step for step in steps}

@@ -18,7 +18,7 @@ from entrim.calibration import collect as capture
 from entrim.errors import BudgetError, CheckpointError, OtherRunError, SaveError
 from entrim.reconstruction import layer as refitting
 from entrim.reconstruction import sequential as rebuild
-from entrim.storage.checkpoint import Journal
+from entrim.storage.checkpoint import CheckpointStore
 
 WAYS: dict[str, dict[str, Any]] = {
     "budget": {"budget": entrim.Budget(macs=0.5)},
@@ -68,23 +68,25 @@ def images(seed: int = 0) -> Tensor:
     return torch.randn(150, 2, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def run(journal: Path | None, on_step: Any = None, **how: Any) -> entrim.Sparsified:
+def run(journal: Path | None, on_step: Any = None, **how: Any) -> entrim.SparsifyResult:
     drawn = torch.Generator().manual_seed(1)
     given = {"model": network(), "images": images(), "generator": drawn, **how}
     return entrim.sparsify(**given, on_step=on_step, journal=journal)
 
 
-def stop_from(steps: dict[tuple[str, str], int], number: int) -> Callable[[entrim.Step], None]:
+def stop_from(
+    steps: dict[tuple[str, str], int], number: int
+) -> Callable[[entrim.ProgressEvent], None]:
     """Return a callback that raises at step `number` of a whole run, or at the next there is."""
 
-    def on_step(step: entrim.Step) -> None:
+    def on_step(step: entrim.ProgressEvent) -> None:
         if steps.get((step.stage, step.name), -1) >= number:
             raise StopError
 
     return on_step
 
 
-def assert_same(one: entrim.Sparsified, other: entrim.Sparsified) -> None:
+def assert_same(one: entrim.SparsifyResult, other: entrim.SparsifyResult) -> None:
     mine, its = one.model.state_dict(), other.model.state_dict()
     assert list(mine) == list(its)
     assert all(torch.equal(mine[name], its[name]) for name in mine)
@@ -97,7 +99,11 @@ def assert_same(one: entrim.Sparsified, other: entrim.Sparsified) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how often the work of a unit is done."""
     calls: Counter[str] = Counter()
-    work = [(deciding, "choose"), (budgeting, "order_of_loss"), (sensing.Sensor, "_moved")]
+    work = [
+        (deciding, "choose"),
+        (budgeting, "order_of_loss"),
+        (sensing.SensitivityAnalyzer, "_moved"),
+    ]
     work += [(rebuild, "solved"), (refitting, "solved")]
     for place, name in work:
         count(monkeypatch, calls, place, name)
@@ -118,7 +124,7 @@ def count(patch: pytest.MonkeyPatch, calls: Counter[str], place: Any, name: str)
 def test_a_run_stopped_at_every_step_in_turn_ends_with_the_same_bits(
     tmp_path: Path, way: str, counted: Counter[str]
 ) -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     whole = run(None, steps.append, **WAYS[way])
     once, place = dict(counted), tmp_path / "journal"
     numbers = {(step.stage, step.name): number for number, step in enumerate(steps)}
@@ -126,7 +132,7 @@ def test_a_run_stopped_at_every_step_in_turn_ends_with_the_same_bits(
     for number in range(len(steps)):
         with pytest.raises(StopError):
             run(place, stop_from(numbers, number), **WAYS[way])
-    told: list[entrim.Step] = []
+    told: list[entrim.ProgressEvent] = []
     assert_same(run(place, told.append, **WAYS[way]), whole)
     if way != "error":  # what a trial was stopped in is tried again
         assert dict(counted) == once
@@ -141,7 +147,7 @@ def test_a_run_stopped_at_every_step_in_turn_ends_with_the_same_bits(
 def stopped_at(place: Path, stage: str, number: int, **how: Any) -> list[Path]:
     """Leave a journal behind that was stopped at step `number` of a stage; return its units."""
 
-    def on_step(step: entrim.Step) -> None:
+    def on_step(step: entrim.ProgressEvent) -> None:
         if (step.stage, step.done) == (stage, number):
             raise StopError
 
@@ -192,7 +198,7 @@ def test_a_refit_collects_its_own_layers_only(collected: list[list[str]]) -> Non
 
 
 def test_what_is_drawn_does_not_depend_on_how_much_is_collected_at_once() -> None:
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     passes = run(None, steps.append, **WAYS["eps"], memory_limit=6_000)
     assert_same(passes, run(None, **WAYS["eps"]))
     assert {step.total for step in steps if step.stage == "collect"} == {6}
@@ -210,7 +216,7 @@ def test_a_damaged_unit_is_found_again(tmp_path: Path, harm: str) -> None:
     for unit, content, next_ in zip(units, contents, [*contents[1:], b""], strict=True):
         flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
         unit.write_bytes({"flip": flipped, "cut": content[:-5], "empty": b"", "swap": next_}[harm])
-    told: list[entrim.Step] = []
+    told: list[entrim.ProgressEvent] = []
     assert_same(run(place, told.append, **how), whole)
     assert not any("taken from" in step.detail for step in told)
 
@@ -256,7 +262,7 @@ def test_another_version_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_same_images_in_batches_are_the_same_run(tmp_path: Path) -> None:
     place, how = tmp_path / "journal", WAYS["widths"]
     stopped_at(place, "choose", 2, **how)
-    told: list[entrim.Step] = []
+    told: list[entrim.ProgressEvent] = []
     batches = [(part, torch.zeros(len(part))) for part in images().split(40)]
     assert_same(run(place, told.append, images=batches, **how), run(None, **how))
     assert "resume" in [step.stage for step in told]
@@ -281,8 +287,8 @@ def test_a_folder_of_something_else_is_refused_untouched(tmp_path: Path) -> None
 
 
 def test_a_journal_serves_one_run_at_a_time(tmp_path: Path) -> None:
-    journal = Journal(folder=tmp_path / "journal")
-    with journal.opened({"who": "me"}), pytest.raises(CheckpointError, match="another process"):
+    journal = CheckpointStore(folder=tmp_path / "journal")
+    with journal.open({"who": "me"}), pytest.raises(CheckpointError, match="another process"):
         run(tmp_path / "journal")
 
 

@@ -233,7 +233,7 @@ def test_the_eps_that_is_named_when_nothing_was_cut_cuts() -> None:
 def test_sampled_positions_and_resamples_draw_from_the_generator() -> None:
     model, x = chain(), images(100, 3, 8, 8)
 
-    def once(seed: int) -> entrim.Sparsified:
+    def once(seed: int) -> entrim.SparsifyResult:
         g = torch.Generator().manual_seed(seed)
         return entrim.sparsify(
             model, x, -3e-3, 3e-3, layers="0", positions=3, resamples=2, generator=g
@@ -249,7 +249,7 @@ def test_sampled_positions_and_resamples_draw_from_the_generator() -> None:
 
 def test_steps_and_record_tell_what_happened(tmp_path) -> None:
     model, x = chain(), images(100, 3, 8, 8)
-    steps: list[entrim.Step] = []
+    steps: list[entrim.ProgressEvent] = []
     r = entrim.sparsify(model, x, -3e-3, 3e-3, on_step=steps.append)
     assert [s.name for s in steps if s.stage == "choose"] == ["0", "3", "7"]
     assert [s.name for s in steps if s.stage == "rebuild"] == ["3", "7", "9"]

@@ -79,7 +79,7 @@ class TestBatchInAnotherDimension:
         model, images = network().eval(), torch.randn(90, *shape)
         record = entrim.sparsify(model, images, budget=entrim.Budget(macs=share)).record
         assert 0.85 * share < record.after.macs / record.before.macs <= share
-        foreseen = next(point for point in record.tradeoff if point.taken)
+        foreseen = next(point for point in record.tradeoff if point.selected)
         assert foreseen.macs == pytest.approx(record.after.macs, abs=1)
 
 
@@ -143,7 +143,7 @@ def test_an_intercept_never_goes_to_a_norm_over_another_axis(length: int) -> Non
     model = PositionNorm(length, bias=False).eval()
     images = torch.randn(200, length, 8)
     graph = entrim.trace(model, images[:4])
-    assert {site.layer: site.bias_home for site in graph.sites}["b"] is None
+    assert {site.layer: site.intercept_target for site in graph.consumers}["b"] is None
     small = entrim.sparsify(model, images, widths={"a": 0.5})
     torch.testing.assert_close(small.model.norm.running_mean, model.norm.running_mean)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     twin = PositionNorm(length, bias=True).eval()
@@ -242,8 +242,8 @@ def test_a_buffer_written_in_forward_is_no_output() -> None:
         entrim.sparsify(net, images, budget=entrim.Budget(params=0.5)).record
         for net in (model, plain)
     )
-    assert [point.damage for point in counted.tradeoff] == pytest.approx(
-        [point.damage for point in known.tradeoff]
+    assert [point.divergence for point in counted.tradeoff] == pytest.approx(
+        [point.divergence for point in known.tradeoff]
     )
     assert counted.groups[0].kept == known.groups[0].kept
     assert int(model.steps) == 0

@@ -36,11 +36,11 @@ def channels_of(model: nn.Module) -> int:
     return next(m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d))
 
 
-def sparsified(model: nn.Module, **options: Any) -> entrim.Sparsified:
+def sparsify(model: nn.Module, **options: Any) -> entrim.SparsifyResult:
     return entrim.sparsify(model, images(channels=channels_of(model)), **options)
 
 
-def pinned(small: entrim.Sparsified, *, roughly: bool = False) -> Result:
+def pinned(small: entrim.SparsifyResult, *, roughly: bool = False) -> Result:
     """Return what is pinned of a smaller network; `roughly` is said of the choice of channels."""
     record = small.record
     choice: dict[str, Any] = {}
@@ -53,16 +53,18 @@ def pinned(small: entrim.Sparsified, *, roughly: bool = False) -> Result:
     if record.error is not None:
         numbers["error"] = record.error
     for group in record.groups:
-        for name in ("loss", "certificate", "stability"):
-            if (value := getattr(group, name)) is not None:
+        found = (group.loss, group.optimality_residual, group.stability)
+        for name, value in zip(("loss", "certificate", "stability"), found, strict=True):
+            if value is not None:
                 choice[f"{name} of {group.name}"] = value
         if group.w is not None:
             choice[f"w of {group.name}"] = group.w
     for layer in record.layers:
         numbers[f"error of {layer.layer}"] = layer.error
     if record.tradeoff:
-        for name in ("params", "macs", "damage"):
-            numbers[f"tradeoff {name}"] = [getattr(point, name) for point in record.tradeoff]
+        numbers["tradeoff params"] = [point.params for point in record.tradeoff]
+        numbers["tradeoff macs"] = [point.macs for point in record.tradeoff]
+        numbers["tradeoff damage"] = [point.divergence for point in record.tradeoff]
     numbers |= digests_of(small.model)
     kept = {group.name: group.kept for group in record.groups}
     return Result.of(kept, numbers, choice) if roughly else Result.of(kept, numbers | choice)
@@ -76,23 +78,30 @@ def outputs_of(model: nn.Module) -> list[float]:
 
 @case
 def lenet_by_eps() -> Result:
-    return pinned(sparsified(lenet_network(), eps_w=-3e-3, eps_l2=3e-3))
+    return pinned(
+        sparsify(lenet_network(), budget=entrim.EntropicPenalty(eps_w=-3e-3, eps_l2=3e-3))
+    )
 
 
 @case
 def lenet_by_eps_alternating() -> Result:
-    small = sparsified(lenet_network(), eps_w=-3e-3, eps_l2=3e-3, alternation=1e-3)
+    small = sparsify(
+        lenet_network(),
+        budget=entrim.EntropicPenalty(
+            eps_w=-3e-3, eps_l2=3e-3, solver="alternating", min_decrease=1e-3
+        ),
+    )
     return pinned(small, roughly=True)
 
 
 @case
 def lenet_by_params() -> Result:
-    return pinned(sparsified(lenet_network(), budget=entrim.Budget(params=0.4)))
+    return pinned(sparsify(lenet_network(), budget=entrim.Budget(params=0.4)))
 
 
 @case
 def lenet_by_error() -> Result:
-    return pinned(sparsified(lenet_network(), budget=entrim.Budget(max_error=0.05)))
+    return pinned(sparsify(lenet_network(), budget=entrim.Budget(max_error=0.05)))
 
 
 @case
@@ -102,80 +111,82 @@ def lenet_by_scores() -> Result:
         "fc1": [float(7 * k % 20) for k in range(20)],
     }
     return pinned(
-        sparsified(lenet_network(), widths={"conv1": 3, "fc1": 0.3}, scores=scores, round_to=4)
+        sparsify(
+            lenet_network(),
+            budget=entrim.Widths({"conv1": 3, "fc1": 0.3}, round_to=4),
+            selector=entrim.Scores(scores),
+        )
     )
 
 
 @case
 def resnet_by_macs() -> Result:
-    return pinned(sparsified(resnet_network(), budget=entrim.Budget(macs=0.5)))
+    return pinned(sparsify(resnet_network(), budget=entrim.Budget(macs=0.5)))
 
 
 @case
 def resnet_by_widths() -> Result:
-    return pinned(sparsified(resnet_network(), widths={"*": 0.5}))
+    return pinned(sparsify(resnet_network(), budget=entrim.Widths(0.5)))
 
 
 @case
 def resnet_paper() -> Result:
-    return pinned(sparsified(resnet_network(), preset="paper", eps_w=-1e-2, eps_l2=1e-2))
+    return pinned(sparsify(resnet_network(), **entrim.paper_preset(-1e-2, 1e-2)))
 
 
 @case
 def resnet_each_consumer_alone() -> Result:
     return pinned(
-        sparsified(
+        sparsify(
             resnet_network(),
-            widths={"*": 0.7},
-            coupling="max",
-            mode="independent",
-            batchnorm="reestimate",
+            budget=entrim.Widths(0.7),
+            selector=entrim.EntropicSelector(coupling="max"),
+            reconstruction=entrim.Reconstruction(order="independent", batchnorm="reestimate"),
         )
     )
 
 
 @case
 def vgg_by_macs() -> Result:
-    return pinned(sparsified(vgg_network(), budget=entrim.Budget(macs=0.5)))
+    return pinned(sparsify(vgg_network(), budget=entrim.Budget(macs=0.5)))
 
 
 @case
 def vgg_by_widths() -> Result:
-    return pinned(sparsified(vgg_network(), widths={"*": 0.5}))
+    return pinned(sparsify(vgg_network(), budget=entrim.Widths(0.5)))
 
 
 @case
 def vgg_paper() -> Result:
-    return pinned(sparsified(vgg_network(), preset="paper", eps_w=-1e-2, eps_l2=1e-2))
+    return pinned(sparsify(vgg_network(), **entrim.paper_preset(-1e-2, 1e-2)))
 
 
 @case
 def vgg_on_sampled_positions() -> Result:
     return pinned(
-        sparsified(
+        sparsify(
             vgg_network(),
-            eps={"0": (-1e-2, 1e-2), "*": (-3e-3, 3e-3)},
-            skip="15",
-            positions=8,
-            resamples=2,
-            generator=torch.Generator().manual_seed(5),
+            budget=entrim.EntropicPenalty(per_group={"0": (-1e-2, 1e-2), "*": (-3e-3, 3e-3)}),
+            exclude="15",
+            calibration=entrim.Calibration(n_positions=8, n_bootstrap=2),
+            seed=5,
         )
     )
 
 
 @case
 def vgg_at_the_knee() -> Result:
-    return pinned(sparsified(vgg_network()))
+    return pinned(sparsify(vgg_network()))
 
 
 @case
 def branches_by_params() -> Result:
-    return pinned(sparsified(branches_network(), budget=entrim.Budget(params=0.3)))
+    return pinned(sparsify(branches_network(), budget=entrim.Budget(params=0.3)))
 
 
 @case
 def branches_by_widths() -> Result:
-    return pinned(sparsified(branches_network(), widths={"*": 0.5}))
+    return pinned(sparsify(branches_network(), budget=entrim.Widths(0.5)))
 
 
 @case
@@ -192,7 +203,7 @@ def search_in_lenet() -> Result:
         model, images(channels=1), score, trials=4, eps_w=(1e-4, 1e-2), eps_l2=(1e-4, 1e-2)
     )
     best = found.best(params=0.9)
-    result = pinned(found.sparsified(best))
+    result = pinned(found.sparsify(best))
     numbers: dict[str, Any] = {"intact": found.record.intact, "best": best.number}
     for trial in found.record.trials:
         numbers[f"eps of trial {trial.number}"] = [e for pair in trial.eps.values() for e in pair]
@@ -205,8 +216,10 @@ def search_in_lenet() -> Result:
 
 @case
 def distilled_vgg() -> Result:
-    small = sparsified(vgg_network(), preset="paper", eps_w=-3e-3, eps_l2=3e-3)
-    better = entrim.distill(small, images(seed=2), epochs=2, batch=32, shift=1 / 12, flip=True)
+    small = sparsify(vgg_network(), **entrim.paper_preset(-3e-3, 3e-3))
+    better = entrim.distill(
+        small, images(seed=2), entrim.Distillation(epochs=2, batch_size=32, shift=1 / 12, flip=True)
+    )
     done = better.record.distilled
     assert done is not None
     result = pinned(better)
@@ -220,9 +233,9 @@ def solver() -> Result:
     one, eps = moments[0], 1e-2
     answers: dict[str, entrim.Solution | entrim.JointSolution] = {
         "fast": entrim.solve(one, -eps, eps),
-        "reference": entrim.solve(one, -eps, eps, method="reference", fall=1e-3),
+        "reference": entrim.solve(one, -eps, eps, solver="alternating", min_decrease=1e-3),
         "joint": entrim.solve(moments, -eps, eps),
-        "exact width": entrim.solve_for(one, channels=4),
+        "exact width": entrim.solve_k(one, k=4),
     }
     path = entrim.solve_path(one, [1e-3, 1e-2, 1e-1])
     answers |= {f"path {number}": solution for number, solution in enumerate(path)}
@@ -232,7 +245,7 @@ def solver() -> Result:
         into = rough if name == "reference" else numbers
         into[f"loss, {name}"] = answer.loss
         into[f"error, {name}"] = answer.mse
-        into[f"certificate, {name}"] = answer.certificate
+        into[f"certificate, {name}"] = answer.optimality_residual
         into[f"w, {name}"] = answer.w.tolist()
         parts = answer.parts if isinstance(answer, entrim.JointSolution) else [answer]
         for number, part in enumerate(parts):
@@ -250,9 +263,7 @@ def selectors() -> Result:
     numbers: dict[str, Any] = {}
     for method in ("entropic", "greedy", "lasso", "magnitude", "random", "exhaustive"):
         generator = torch.Generator().manual_seed(3)
-        chosen = entrim.select(
-            moments, channels=5, method=method, weight=weight, generator=generator
-        )
+        chosen = entrim.select(moments, k=5, method=method, weight=weight, generator=generator)
         kept[method] = chosen.tolist()
         fit = entrim.refit(moments, chosen)
         numbers[f"error, {method}"] = fit.mse

@@ -11,7 +11,7 @@ import torch
 import entrim
 from entrim.records import Record
 from entrim.report import repeat
-from entrim.report.closing import said
+from entrim.report.closing import events
 from entrim.report.page import html
 from entrim.report.report_data import read
 from tests.report.runs import HOSTILE, by_budget, by_eps, images, network, texts
@@ -29,7 +29,7 @@ def by_chance(folder: Path) -> Path:
     return folder
 
 
-def called(record: Record, model: torch.nn.Module) -> entrim.Sparsified:
+def called(record: Record, model: torch.nn.Module) -> entrim.SparsifyResult:
     """Return what the lines of Python lead to."""
     scope: dict[str, Any] = {"entrim": entrim, "torch": torch, "model": model, "images": images()}
     lines = repeat.calls(record)
@@ -93,9 +93,9 @@ def test_settings_are_told_in_words(eps: Path) -> None:
     page = html(read(eps))
     assert ">None<" not in page
     assert ">True<" not in page
-    assert said("layers", None) == "all"
-    assert said("positions", None) == "not set"
-    assert said("eps", {"conv*": [-1e-4, 1e-4]}) == "conv* -0.0001, 0.0001"
+    assert events("layers", None) == "all"
+    assert events("positions", None) == "not set"
+    assert events("eps", {"conv*": [-1e-4, 1e-4]}) == "conv* -0.0001, 0.0001"
 
 
 @pytest.mark.parametrize("noted", ["", "[]", '{"command": 3}', '{"command": [3]}'])

@@ -54,7 +54,7 @@ def test_a_record_comes_back_from_its_json_as_it_was(eps: Path, budget: Path) ->
         assert Record.from_json(record.to_json()) == record
         assert record.groups[0].kept == tuple(record.groups[0].kept)
     taught = Distilled(
-        images=9, held_out=1, settings={}, before=2.0, after=1.0, epochs=3, best=2,
+        images=9, holdout=1, settings={}, before=2.0, after=1.0, epochs=3, best=2,
         ending="it ended", seconds=1.0,
     )  # fmt: skip
     record = replace(read(eps).record, distilled=taught)
@@ -91,7 +91,7 @@ def test_every_figure_of_the_record_is_told(eps: Path, budget: Path) -> None:
             assert reason in said
         for version in story.record.versions.values():
             assert version in said
-        taken = sum(point.taken for point in story.record.tradeoff)
+        taken = sum(point.selected for point in story.record.tradeoff)
         assert said.count("taken") == 4 * taken  # in two charts, the head and a row of the table
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrim import Moments, refit, select, solve_for
+from entrim import Moments, refit, select, solve_k
 from entrim.errors import BadSettingError, MissingExtraError
 from tests.layers import layer_moments, layer_rows, shapes
 
@@ -24,7 +24,7 @@ def greedy_by_definition(m: Moments, k: int) -> list[int]:
 @given(st.integers(0, 1000), st.sampled_from([1, 4]), st.integers(1, 6))
 def test_updated_greedy_equals_greedy_solved_anew(seed, block, k):
     m = layer_moments(seed, channels=7, block=block, outputs=4)
-    assert select(m, channels=k, method="greedy").tolist() == greedy_by_definition(m, k)
+    assert select(m, k=k, method="greedy").tolist() == greedy_by_definition(m, k)
 
 
 @settings(max_examples=25)
@@ -33,7 +33,7 @@ def test_every_selector_returns_k_ascending_channels(shape, data, method):
     m = layer_moments(**shape)
     k = data.draw(st.integers(1, shape["channels"]))
     weight = torch.randn(m.outputs, m.columns)
-    kept = select(m, channels=k, method=method, weight=weight)
+    kept = select(m, k=k, method=method, weight=weight)
     assert len(kept) == k
     assert kept.tolist() == sorted(set(kept.tolist()))
     assert set(kept.tolist()) <= set(range(m.channels))
@@ -43,7 +43,7 @@ def test_every_selector_returns_k_ascending_channels(shape, data, method):
 def test_the_channels_that_make_the_output_are_found(method):
     x, _ = layer_rows(1, channels=8, block=4)
     y = x.unflatten(1, (-1, 4))[:, [2, 5, 6]].sum(2)
-    kept = select(Moments.of(x, y, block=4), channels=3, method=method)
+    kept = select(Moments.of(x, y, block=4), k=3, method=method)
     assert kept.tolist() == [2, 5, 6]
 
 
@@ -51,23 +51,23 @@ def test_the_channels_that_make_the_output_are_found(method):
 @given(st.integers(0, 1000), st.sampled_from([1, 4]), st.integers(1, 6))
 def test_swaps_never_worsen_the_entropic_choice(seed, block, k):
     m = layer_moments(seed, channels=7, block=block, outputs=4)
-    plain = refit(m, solve_for(m, channels=k).kept).mse
-    assert refit(m, select(m, channels=k, method="entropic")).mse <= plain * (1 + 1e-9)
+    plain = refit(m, solve_k(m, k=k).kept).mse
+    assert refit(m, select(m, k=k, method="entropic")).mse <= plain * (1 + 1e-9)
 
 
 def test_swaps_improve_some_entropic_choices():
     gains = []
     for seed in range(12):
         m = layer_moments(seed, channels=9, outputs=4)
-        plain = refit(m, solve_for(m, channels=4).kept).mse
-        gains.append(1 - refit(m, select(m, channels=4, method="entropic")).mse / plain)
+        plain = refit(m, solve_k(m, k=4).kept).mse
+        gains.append(1 - refit(m, select(m, k=4, method="entropic")).mse / plain)
     assert max(gains) > 0.01
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_after_swapping_no_exchange_for_the_cheapest_channel_helps(seed):
     m = layer_moments(seed, channels=9, block=1 + seed % 2, outputs=4)
-    kept = select(m, channels=4, method="entropic").tolist()
+    kept = select(m, k=4, method="entropic").tolist()
     error = refit(m, kept).mse
     cheapest = min(kept, key=lambda d: refit(m, [c for c in kept if c != d]).mse)
     rest = [c for c in kept if c != cheapest]
@@ -80,8 +80,8 @@ def test_dead_channels_and_copies_go_first():
     x[:, 1] = 0
     x[:, 4] = x[:, 0]
     m = Moments.of(x, y)
-    assert set(select(m, channels=4, method="greedy").tolist()) in ({0, 2, 3, 5}, {2, 3, 4, 5})
-    assert 1 not in select(m, channels=4, method="lasso")
+    assert set(select(m, k=4, method="greedy").tolist()) in ({0, 2, 3, 5}, {2, 3, 4, 5})
+    assert 1 not in select(m, k=4, method="lasso")
 
 
 def test_lasso_solves_the_channel_scales_of_the_layer_itself():
@@ -93,7 +93,7 @@ def test_lasso_solves_the_channel_scales_of_the_layer_itself():
     columns = (x - x.mean(0))[:, None] * weight[None]
     design = columns.flatten(0, 1).numpy()
     target = (y - y.mean(0)).flatten().numpy()
-    kept = select(Moments.of(x, y), channels=3, method="lasso", weight=weight).tolist()
+    kept = select(Moments.of(x, y), k=3, method="lasso", weight=weight).tolist()
     supports = []
     for strength in torch.logspace(2, -4, 400):
         fit = Lasso(alpha=float(strength), fit_intercept=False, tol=1e-8).fit(design, target)
@@ -104,11 +104,11 @@ def test_lasso_solves_the_channel_scales_of_the_layer_itself():
 def test_magnitude_takes_the_largest_norms_and_needs_the_layer():
     m = layer_moments(4, channels=4, block=2, outputs=1)
     weight = torch.tensor([[1.0, -1.0, 3.0, 0.0, 0.0, 0.5, -4.0, -4.0]])
-    assert select(m, channels=2, method="magnitude", weight=weight).tolist() == [1, 3]
+    assert select(m, k=2, method="magnitude", weight=weight).tolist() == [1, 3]
     with pytest.raises(BadSettingError, match="pass weight="):
-        select(m, channels=2, method="magnitude")
+        select(m, k=2, method="magnitude")
     with pytest.raises(BadSettingError, match=r"shape \(1, 4\), the moments need \(1, 8\)"):
-        select(m, channels=2, method="magnitude", weight=weight[:, :4])
+        select(m, k=2, method="magnitude", weight=weight[:, :4])
 
 
 def test_random_draws_from_the_generator_it_is_given():
@@ -116,35 +116,35 @@ def test_random_draws_from_the_generator_it_is_given():
 
     def draw(seed: int) -> list[int]:
         g = torch.Generator().manual_seed(seed)
-        return select(m, channels=5, method="random", generator=g).tolist()
+        return select(m, k=5, method="random", generator=g).tolist()
 
     assert draw(0) == draw(0) != draw(1)
 
 
 def test_exhaustive_is_the_best_of_all_subsets():
     m = layer_moments(6, channels=7, outputs=4)
-    best = refit(m, select(m, channels=3, method="exhaustive")).mse
+    best = refit(m, select(m, k=3, method="exhaustive")).mse
     assert best == min(refit(m, subset).mse for subset in combinations(range(7), 3))
 
 
 def test_exhaustive_refuses_what_would_take_for_ever():
     m = layer_moments(7, channels=30)
     with pytest.raises(BadSettingError, match=r"155,117,520 subsets .* use method=\"greedy\""):
-        select(m, channels=15, method="exhaustive")
+        select(m, k=15, method="exhaustive")
 
 
 @pytest.mark.parametrize("k", [0, 7])
 def test_channels_out_of_range_are_refused(k):
     with pytest.raises(BadSettingError, match=f"channels is {k}: ask for 1 to 6"):
-        select(layer_moments(8), channels=k, method="greedy")
+        select(layer_moments(8), k=k, method="greedy")
 
 
 def test_an_unknown_selector_names_the_known_ones():
     with pytest.raises(BadSettingError, match="choose entropic, greedy"):
-        select(layer_moments(8), channels=2, method="best")  # type: ignore[arg-type]
+        select(layer_moments(8), k=2, method="best")  # type: ignore[arg-type]
 
 
 def test_lasso_without_scikit_learn_names_the_extra(uninstall):
     uninstall("sklearn")
     with pytest.raises(MissingExtraError, match="pip install scikit-learn, or"):
-        select(layer_moments(8), channels=2, method="lasso")
+        select(layer_moments(8), k=2, method="lasso")

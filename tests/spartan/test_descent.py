@@ -44,7 +44,7 @@ def test_the_certificate_is_the_spread_of_the_numerical_gradient(p, seed):
         h = 1e-5 * point.w[d] * np.eye(len(point.w))[d]
         up, down = loss(point, w=point.w + h), loss(point, w=point.w - h)
         gradient.append((up - down) / (2 * h[d]))
-    pull = 2 * point.fit.pull / point.w**3
+    pull = 2 * point.fit.ridge_energy / point.w**3
     size = (pull + np.abs(point.price + p.eps_w * (np.log(point.w) + 1))).max()
     assert np.ptp(gradient) == pytest.approx(point.certificate * size, abs=1e-4 * size)
 
@@ -98,7 +98,7 @@ def test_one_box_has_the_loss_and_the_certificate_of_solve(seed, rows, channels,
     p = single_box(x.numpy(), y.numpy(), eps, block)
     point = p.start(solved.w.numpy(), np.zeros(rows, dtype=int))
     assert point.loss == pytest.approx(solved.loss, rel=1e-8)
-    assert point.certificate == pytest.approx(solved.certificate, abs=1e-5)
+    assert point.certificate == pytest.approx(solved.optimality_residual, abs=1e-5)
     np.testing.assert_allclose(point.fit.values[0, 1:].T, solved.weight, atol=1e-7)
     np.testing.assert_allclose(point.fit.values[0, 0], solved.bias, atol=1e-7)
 

@@ -92,7 +92,7 @@ def simplex_grid(parts: int) -> np.ndarray:
 def test_the_convex_w_step_is_below_every_w_of_a_grid(eps_w, seed):
     p = problem(seed, features=3, eps_w=eps_w)
     point = start(p, seed)
-    w = w_step(point.fit.pull, point.price, point.w, eps_w)
+    w = w_step(point.fit.ridge_energy, point.price, point.w, eps_w)
     assert w.sum() == pytest.approx(1)
     best = loss(point, w=w)
     grid = min(loss(point, w=other) for other in simplex_grid(12))
@@ -139,7 +139,7 @@ def test_without_use_the_convex_w_step_is_a_softmax():
 @given(p=problems(eps_w=(-0.3, -0.02)), seed=st.integers(0, 99))
 def test_the_minimum_entropy_w_step_never_raises_the_loss(p, seed):
     point = start(p, seed)
-    w = w_step(point.fit.pull, point.price, point.w, p.eps_w)
+    w = w_step(point.fit.ridge_energy, point.price, point.w, p.eps_w)
     assert w.sum() == pytest.approx(1)
     assert loss(point, w=w) <= point.loss + 1e-12 * abs(point.loss)
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from entrim.distillation.trainer import Recipe, train
+from entrim.distillation.trainer import TrainingConfig, train
 from entrim.errors import BadSettingError, CheckpointError, SaveError
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
 from tests.tasks import RECIPE, bits, network, regression, scripted
 
 
-def train_slowly(file: Path, recipe: Recipe) -> None:
+def train_slowly(file: Path, recipe: TrainingConfig) -> None:
     torch.set_num_threads(1)
     train(
         network(),
@@ -33,7 +33,7 @@ def train_slowly(file: Path, recipe: Recipe) -> None:
     )
 
 
-def kill_when_written(file: Path, recipe: Recipe, times: int) -> None:
+def kill_when_written(file: Path, recipe: TrainingConfig, times: int) -> None:
     """Run in another process, and kill it as soon as the checkpoint was written `times` times."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -55,7 +55,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path) ->
     whole = train(network(), regression(), recipe)
     for times in (2, 5):
         kill_when_written(file, recipe, times)
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     resumed = train(network(), regression(), recipe, checkpoint=file, on_step=steps.append)
     assert 7 <= steps[0].done < steps[-1].done == 24
     assert bits(resumed) == bits(whole)
@@ -71,7 +71,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one_to_the_same_bits(
     brief = replace(longer, epochs=1)
     train(network(), regression(), brief, checkpoint=tmp_path / "brief")
     before = (tmp_path / "brief").read_bytes()
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     done = train(
         network(),
         regression(),
@@ -115,19 +115,19 @@ class StopError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "optimiser", "mode"),
+    ("schedule", "optimizer", "mode"),
     [("constant", "sgd", "eval"), ("cosine", "adam", "train"), ("steps", "sgd", "train")],
 )
 def test_a_run_stopped_within_or_between_epochs_ends_with_the_same_bits(
-    tmp_path: Path, schedule: str, optimiser: str, mode: str
+    tmp_path: Path, schedule: str, optimizer: str, mode: str
 ) -> None:
     recipe = replace(
-        RECIPE, epochs=2, schedule=schedule, optimiser=optimiser, mode=mode, patience=1
+        RECIPE, epochs=2, schedule=schedule, optimizer=optimizer, mode=mode, patience=1
     )
     whole = train(network(), regression(), recipe)
     for last in (1, 6, 7, 12):
 
-        def stop(step: Step, last: int = last) -> None:
+        def stop(step: ProgressEvent, last: int = last) -> None:
             if step.done == last:
                 raise StopError
 
@@ -159,12 +159,12 @@ def test_a_run_interrupted_before_the_weights_move_loses_no_step(
         return stopped
 
     stopped = replace(
-        task, loss=stopping(task.loss, "loss"), held_out=stopping(task.held_out, "held out")
+        task, loss=stopping(task.loss, "loss"), held_out=stopping(task.holdout, "held out")
     )
     told = stopping(lambda _: None, "told")
     with pytest.raises(KeyboardInterrupt):
         train(network(), stopped, recipe, checkpoint=file, on_step=told)
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     resumed = train(network(), task, recipe, checkpoint=file, on_step=steps.append)
     assert steps[0].done == step + 1
     assert bits(resumed) == bits(train(network(), task, recipe))
@@ -191,7 +191,7 @@ def test_a_run_interrupted_while_the_weights_move_keeps_what_was_written_before(
 
 def test_a_finished_run_is_handed_out_again_without_a_step(tmp_path: Path) -> None:
     first = train(network(), regression(), RECIPE, checkpoint=tmp_path / "run")
-    steps: list[Step] = []
+    steps: list[ProgressEvent] = []
     again = train(
         network(), regression(), RECIPE, checkpoint=tmp_path / "run", on_step=steps.append
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from entrim import Plan, apply_plan, load, save, trace
 from entrim.errors import RolledBackWarning
-from entrim.graph.eager import Example
+from entrim.graph.eager import ExampleInputs
 from tests.storage.saves import IMAGES, Tied, everything, small_one
 from tests.surgery.kinds import KINDS, Net, conv, shaken
 from tests.surgery.oracle import flat, random_plan
@@ -24,7 +24,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def run(model: nn.Module, example: Example) -> list[Tensor]:
+def run(model: nn.Module, example: ExampleInputs) -> list[Tensor]:
     args = example if isinstance(example, tuple) else (example,)
     with torch.no_grad():
         if isinstance(example, dict):

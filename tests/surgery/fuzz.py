@@ -19,9 +19,9 @@ from entrim.allocation.costs import Costs
 from entrim.calibration.executor import Program
 from entrim.errors import EntrimError, NothingToCutError, RolledBackWarning
 from entrim.graph.channel_graph import ChannelGraph
-from entrim.graph.eager import Example, samples
+from entrim.graph.eager import ExampleInputs, samples
 from entrim.surgery.measure import measure
-from entrim.surgery.prune import Cut, cut
+from entrim.surgery.prune import PrunedModel, prune
 from entrim.surgery.trace import trace
 from tests.surgery.drawing import STEPS, Drawn, Step
 from tests.surgery.kinds import shaken
@@ -44,7 +44,7 @@ def judge(steps: Sequence[Step], seed: int) -> str:
     """Return what became of one network: cut, rolled back, nothing to cut, or wrong and how."""
     torch.manual_seed(seed)
     model, images = shaken(Drawn(steps)).eval(), torch.randn(2, 3, 8, 8)
-    example: Example = {"pixelValues": images} if model.keyword else images
+    example: ExampleInputs = {"pixelValues": images} if model.keyword else images
     before = images.clone()
     try:
         graph = trace(model, example)
@@ -54,7 +54,7 @@ def judge(steps: Sequence[Step], seed: int) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RolledBackWarning)
         try:
-            result = cut(model, plan, example, graph=graph)
+            result = prune(model, plan, example, graph=graph)
         except EntrimError as error:
             return f"wrong: {error}"
     wanted = masked_outputs(copy.deepcopy(model), graph, result.plan.kept, example)
@@ -68,9 +68,11 @@ def judge(steps: Sequence[Step], seed: int) -> str:
     return "rolled back" if caught else "cut"
 
 
-def misfit_of_costs(model: nn.Module, graph: ChannelGraph, done: Cut, example: Example) -> str:
+def misfit_of_costs(
+    model: nn.Module, graph: ChannelGraph, done: PrunedModel, example: ExampleInputs
+) -> str:
     """Return how the sizes that a formula foresees differ from those measured; "" where not."""
-    if any(len({*map(len, m.positions)}) > 1 for group in graph.groups for m in group.members):
+    if any(len({*map(len, m.indices)}) > 1 for group in graph.groups for m in group.members):
         return ""  # the formula is exact for channels of equal size only
     program = Program.of(model, example)
     whole, small = (measure(net, example, repeats=2) for net in (model, done.model))

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from entrim.errors import PlanError
 from entrim.graph.channel_graph import ChannelGraph
-from entrim.graph.eager import Example, arguments
+from entrim.graph.eager import ExampleInputs, arguments
 from entrim.surgery.plan import Plan
 
 
@@ -30,7 +30,7 @@ def _some(draw: random.Random, channels: int) -> list[int]:
     return sorted(draw.sample(range(channels), draw.randint(1, channels)))
 
 
-def outputs(model: nn.Module, example: Example) -> list[Tensor]:
+def outputs(model: nn.Module, example: ExampleInputs) -> list[Tensor]:
     """Return the tensors that `model` puts out in eval mode, in double precision."""
     model = model.eval().double()
     args, kwargs = pytree.tree_map_only(
@@ -50,20 +50,20 @@ def flat(output: Any) -> list[Tensor]:
 
 
 def masked_outputs(
-    model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]], example: Example
+    model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]], example: ExampleInputs
 ) -> list[Tensor]:
     """Return what the original puts out when the *inputs* of its layers are zero where cut.
 
     Activations are masked here, by hooks on the layers; `entrim` itself zeroes weights.
     """
     hooks = []
-    for site in graph.sites:
+    for site in graph.consumers:
         gone = sorted(
             position
             for group in graph.groups
             for member in group.members
             if (member.tensor, member.dim) == (site.weight, site.dim)
-            for unit, positions in enumerate(member.positions)
+            for unit, positions in enumerate(member.indices)
             if unit not in kept.get(group.name, range(group.channels))
             for position in positions
         )

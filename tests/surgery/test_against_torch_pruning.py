@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.graph.eager import Example
+from entrim.graph.eager import ExampleInputs
 from entrim.surgery.trace import trace
 from tests.surgery.kinds import KINDS, shaken
 from tests.surgery.oracle import distance, masked_outputs, outputs
@@ -54,10 +54,10 @@ def first_channels(layer: Any, graph: ChannelGraph, group: Group) -> list[int]:
     (member,) = (m for m in group.members if (m.tensor, m.dim) == (f"{group.name}.weight", dim))
     copies = layer.groups if dim == 1 else 1
     width = graph.shapes[member.tensor][dim]
-    return [copy * width + place for copy in range(copies) for place in member.positions[0]]
+    return [copy * width + place for copy in range(copies) for place in member.indices[0]]
 
 
-def verdict(model: nn.Module, graph: ChannelGraph, group: Group, example: Example) -> str:
+def verdict(model: nn.Module, graph: ChannelGraph, group: Group, example: ExampleInputs) -> str:
     """Return how torch-pruning removes the first unit of `group`: agrees, wrong or breaks."""
     wanted = masked_outputs(
         copy.deepcopy(model), graph, {group.name: range(1, group.channels)}, example

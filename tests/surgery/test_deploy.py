@@ -57,17 +57,17 @@ def test_its_onnx_file_computes_the_same(small: nn.Module, images: Tensor, tmp_p
         torch.testing.assert_close(torch.from_numpy(found), small(images), rtol=1e-4, atol=1e-5)
 
 
-def test_it_trains_with_a_fresh_optimiser(images: Tensor) -> None:
+def test_it_trains_with_a_fresh_optimizer(images: Tensor) -> None:
     torch.manual_seed(0)
     small = apply_plan(Small(), Plan({"a": [0, 1, 2, 5], "c": [0, 3]}), images).train()
-    optimiser = torch.optim.Adam(small.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(small.parameters(), lr=1e-2)
     target = torch.tensor([0, 1, 2, 3])
     losses = []
     for _ in range(30):
         loss = nn.functional.cross_entropy(small(images), target)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 4

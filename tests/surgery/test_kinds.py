@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from entrim.graph.channel_graph import ChannelGraph
-from entrim.graph.eager import Example
-from entrim.surgery.prune import cut
+from entrim.graph.eager import ExampleInputs
+from entrim.surgery.prune import prune
 from entrim.surgery.trace import trace
 from tests.surgery.kinds import KINDS, Kind, shaken
 from tests.surgery.oracle import distance, masked_outputs, outputs, random_plan
@@ -18,7 +18,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 
 
 @functools.cache
-def traced(kind: Kind) -> tuple[nn.Module, ChannelGraph, Example]:
+def traced(kind: Kind) -> tuple[nn.Module, ChannelGraph, ExampleInputs]:
     torch.manual_seed(0)
     model, example = shaken(kind.build()), kind.example()
     return model, trace(model, example), example
@@ -38,7 +38,7 @@ def test_the_sliced_network_equals_the_masked_one(kind: Kind) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for seed in range(3):
         plan = random_plan(graph, seed)
-        result = cut(model, plan, example, graph=graph)
+        result = prune(model, plan, example, graph=graph)
         wanted = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
         assert distance(outputs(copy.deepcopy(result.model), example), wanted) < 1e-6
         assert result.rolled_back == ()
@@ -52,7 +52,7 @@ def test_the_sliced_network_equals_the_masked_one(kind: Kind) -> None:
 @EVERY_KIND
 def test_the_attributes_of_every_module_are_those_of_one_built_small(kind: Kind) -> None:
     model, graph, example = traced(kind)
-    small = cut(model, random_plan(graph, 1), example, graph=graph).model
+    small = prune(model, random_plan(graph, 1), example, graph=graph).model
     for module in small.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             weight: Tensor = module.weight

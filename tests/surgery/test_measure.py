@@ -95,18 +95,18 @@ def test_mode_buffers_threads_and_random_numbers_are_as_before(fails: bool) -> N
 def test_the_latency_is_positive_and_states_its_circumstances() -> None:
     latency = measure(LeNet(), torch.randn(5, 1, 28, 28), repeats=7, threads=1).latency
     assert latency.median > 0
-    assert latency.spread >= 0
+    assert latency.deviation >= 0
     assert (latency.batch, latency.threads, latency.repeats) == (5, 1, 7)
 
 
 def test_it_reads_well() -> None:
-    latency = Latency(median=0.01234, spread=0.0005, batch=8, threads=1, repeats=20)
+    latency = Latency(median=0.01234, deviation=0.0005, batch=8, threads=1, repeats=20)
     cost = Measurement(params=61_706, macs=416_520, bytes=246_824, latency=latency)
     assert str(cost) == (
         "61,706 parameters, 416,520 MACs, 247 kB, "
         "12.3 ms (spread 0.5 ms) for a batch of 8 on 1 thread, median of 20"
     )
-    assert "2 threads" in str(Latency(median=1.0, spread=0.0, batch=1, threads=2, repeats=2))
+    assert "2 threads" in str(Latency(median=1.0, deviation=0.0, batch=1, threads=2, repeats=2))
     assert "2.5 GB" in str(Measurement(params=0, macs=0, bytes=2_500_000_000, latency=latency))
 
 

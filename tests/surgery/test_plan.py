@@ -83,9 +83,12 @@ def test_the_width_floor_holds_for_every_layer(graph: ChannelGraph) -> None:
 
 
 def test_an_intercept_goes_to_the_bias_or_the_batchnorm_or_nowhere(graph: ChannelGraph) -> None:
-    conv, linear = graph.sites
-    assert (conv.feeds, conv.bias_home) == ({"0": 9}, "batchnorm:4.running_mean")
-    assert (linear.feeds, linear.bias_home) == ({"3": 4}, None)
+    conv, linear = graph.consumers
+    assert (conv.columns_per_channel, conv.intercept_target) == (
+        {"0": 9},
+        "batchnorm:4.running_mean",
+    )
+    assert (linear.columns_per_channel, linear.intercept_target) == ({"3": 4}, None)
     moved = place_intercept(conv, torch.ones(8), torch.arange(8.0))
     assert torch.equal(moved["4.running_mean"], torch.arange(8.0) - 1)
     with pytest.raises(PlanError, match="without an intercept"):

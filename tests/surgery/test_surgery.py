@@ -13,7 +13,7 @@ from entrim import Plan, apply_plan, trace
 from entrim.errors import NothingToCutError, PlanError, RolledBackWarning, SurgeryError, TraceError
 from entrim.graph.channel_graph import Member
 from entrim.surgery.plan import place_intercept
-from entrim.surgery.prune import cut
+from entrim.surgery.prune import prune
 from tests.surgery.kinds import Net, conv, shaken
 from tests.surgery.oracle import distance, outputs, random_plan
 
@@ -91,7 +91,7 @@ def test_the_given_network_is_untouched(model: Small, images: Tensor) -> None:
 def test_the_precision_stays_and_is_proven(
     model: Small, images: Tensor, dtype: torch.dtype
 ) -> None:
-    result = cut(model.to(dtype), PLAN, images.to(dtype))
+    result = prune(model.to(dtype), PLAN, images.to(dtype))
     assert {p.dtype for p in result.model.parameters()} == {dtype}
     assert result.proof.dtype == torch.float64
     assert result.proof.sliced < 1e-12
@@ -100,7 +100,7 @@ def test_the_precision_stays_and_is_proven(
 
 def test_a_network_that_cannot_run_in_double_is_proven_in_its_own_precision(images: Tensor) -> None:
     net = Net(lambda n, x: n.b(n.a(x.float()).float()), a=conv(3, 8), b=conv(8, 4))
-    result = cut(net, Plan({"a": [1, 2]}), images)
+    result = prune(net, Plan({"a": [1, 2]}), images)
     assert result.proof.dtype == torch.float32
     assert result.proof.sliced <= result.proof.tolerance == 1e-4
 
@@ -117,7 +117,7 @@ def test_channels_last_stays(model: Small, images: Tensor) -> None:
 
 def test_final_weights_are_those_of_the_plan_and_proven(model: Small, images: Tensor) -> None:
     weights = shuffled_weights(model, PLAN, images)
-    result = cut(model, Plan(PLAN.kept, weights), images)
+    result = prune(model, Plan(PLAN.kept, weights), images)
     state = result.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
     assert 0 <= result.proof.final <= result.proof.tolerance == 1e-9
@@ -140,7 +140,7 @@ def test_final_weights_are_those_of_the_plan_and_proven(model: Small, images: Te
 
 def test_an_intercept_moves_into_the_running_mean(model: Small, images: Tensor) -> None:
     graph = trace(model, images)
-    site = next(site for site in graph.sites if site.layer == "b")
+    site = next(site for site in graph.consumers if site.layer == "b")
     intercept = torch.randn(3)
     small = apply_plan(model, PLAN, images)
     mean = small.get_buffer("norm.running_mean")
@@ -157,7 +157,7 @@ def test_a_wrong_graph_is_caught_and_nothing_is_handed_out(model: Small, images:
     graph = trace(model, images)
     group = graph.group("c")
     swapped = tuple(
-        dataclasses.replace(member, positions=member.positions[::-1])
+        dataclasses.replace(member, positions=member.indices[::-1])
         if member.tensor == "fc.weight"
         else member
         for member in group.members
@@ -167,7 +167,7 @@ def test_a_wrong_graph_is_caught_and_nothing_is_handed_out(model: Small, images:
     )
     assert any(isinstance(member, Member) and member.tensor == "fc.weight" for member in swapped)
     with pytest.warns(RolledBackWarning, match="cannot follow a cut of c"):
-        result = cut(model, PLAN, images, graph=wrong)
+        result = prune(model, PLAN, images, graph=wrong)
     assert (result.rolled_back, dict(result.plan.kept)) == (("c",), {"a": (0, 3, 4)})
 
 
@@ -175,7 +175,7 @@ def test_a_graph_of_another_network_is_refused(model: Small, images: Tensor) -> 
     graph = trace(model, images)
     small = apply_plan(model, PLAN, images)
     with pytest.raises(PlanError, match=r"the graph knows a.weight as \(8, 3, 3, 3\)"):
-        cut(small, PLAN, images, graph=graph)
+        prune(small, PLAN, images, graph=graph)
 
 
 def test_an_intercept_has_no_home_in_a_batchnorm_that_serves_two_layers(images: Tensor) -> None:
@@ -185,7 +185,7 @@ def test_an_intercept_has_no_home_in_a_batchnorm_that_serves_two_layers(images: 
 
     layers = {name: conv(6, 6, bias=False) for name in "bc"}
     net = Net(body, a=conv(3, 6), norm=nn.BatchNorm2d(6), d=conv(6, 4), **layers)
-    homes = {site.layer: site.bias_home for site in trace(net, images).sites}
+    homes = {site.layer: site.intercept_target for site in trace(net, images).consumers}
     assert homes == {"b": None, "c": None, "d": "bias"}
 
 
@@ -202,7 +202,7 @@ def test_a_layer_that_only_training_uses_is_listed(images: Tensor) -> None:
 def test_an_error_above_tolerance_is_refused(model: Small, images: Tensor) -> None:
     weights = shuffled_weights(model, PLAN, images)
     with pytest.raises(SurgeryError, match="above tolerance=0e"):
-        cut(model, Plan(PLAN.kept, weights), images, tolerance=0.0)
+        prune(model, Plan(PLAN.kept, weights), images, tolerance=0.0)
 
 
 def sized(n: Any, x: Tensor) -> Tensor:
@@ -214,14 +214,14 @@ def test_a_size_in_the_code_is_rolled_back_named_and_the_rest_goes_on(images: Te
     net = Net(sized, a=conv(3, 8), b=conv(8, 6), fc=nn.Linear(96, 4))
     plan = Plan({"a": [0, 1], "b": [0, 1]})
     with pytest.warns(RolledBackWarning, match="cut of b: a size is written into it"):
-        result = cut(net, plan, images)
+        result = prune(net, plan, images)
     assert result.rolled_back == ("b",)
     assert result.model.get_submodule("a").out_channels == 2
     assert result.model.get_submodule("b").out_channels == 6
     frozen = {f.layer: f.reason for f in trace(net, images).frozen}
     assert "written into the network's code" in frozen["b"]
     with pytest.raises(SurgeryError, match="take b out of the plan"):
-        cut(net, Plan(plan.kept, {"fc.bias": torch.zeros(4), "b.bias": torch.zeros(2)}), images)
+        prune(net, Plan(plan.kept, {"fc.bias": torch.zeros(4), "b.bias": torch.zeros(2)}), images)
 
 
 def test_nan_on_the_example_proves_nothing(images: Tensor) -> None:

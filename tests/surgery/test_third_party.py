@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entrim.errors import NothingToCutError
-from entrim.surgery.prune import cut
+from entrim.surgery.prune import prune
 from entrim.surgery.trace import trace
 from tests.surgery.kinds import Net, conv, shaken
 from tests.surgery.oracle import distance, masked_outputs, outputs, random_plan
@@ -76,7 +76,7 @@ def test_a_network_of_transformers_is_cut_right(build: Callable[[], nn.Module]) 
     graph = trace(model, example)
     assert len(graph.groups) == GROUPS[build]
     plan = random_plan(graph, 0)
-    result = cut(model, plan, example, graph=graph)
+    result = prune(model, plan, example, graph=graph)
     wanted = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
     assert distance(outputs(copy.deepcopy(result.model), example), wanted) < 1e-6
     assert type(result.model) is type(model)
@@ -165,6 +165,6 @@ def test_networks_with_many_scales_are_cut_right(
     assert {group.name: group.channels for group in graph.groups} == groups
     for seed in range(3):
         plan = random_plan(graph, seed)
-        small = cut(model, plan, example, graph=graph).model
+        small = prune(model, plan, example, graph=graph).model
         wanted = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
         assert distance(outputs(copy.deepcopy(small), example), wanted) < 1e-6

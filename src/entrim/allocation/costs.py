@@ -7,8 +7,8 @@ from functools import cached_property
 
 from torch import Tensor, fx, nn
 
-from entrim.budget import SIZES
 from entrim.calibration.executor import Program
+from entrim.config import SIZES
 from entrim.graph.channel_graph import ChannelGraph
 from entrim.graph.tracer import arguments_of
 
@@ -66,7 +66,7 @@ class Costs:
         """
         parameters = dict(model.named_parameters())
         every = {**parameters, **dict(model.named_buffers())}
-        positions = _positions(program, images)
+        positions = _output_positions(program, images)
         terms = []
         for name, tensor in every.items():
             each = {
@@ -113,7 +113,7 @@ def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[
     for group in graph.groups:
         for member in group.members:
             if member.tensor == tensor:
-                held = sum(map(len, member.positions))
+                held = sum(map(len, member.indices))
                 units[member.dim][group.name] = held / group.channels
     sizes = {group.name: group.channels for group in graph.groups}
     return tuple(
@@ -122,7 +122,7 @@ def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[
     )
 
 
-def _positions(program: Program, images: int) -> dict[str, int | float]:
+def _output_positions(program: Program, images: int) -> dict[str, int | float]:
     """Return how often one image multiplies each element of a weight.
 
     The batch may be folded into another dimension, or not be the first one: elements are counted,

@@ -1,4 +1,4 @@
-"""What a cut does to the outputs of the network, group by group, without labels."""
+"""Sensitivity: how much the outputs change when one group is pruned, without labels."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,20 +9,46 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from entrim.calibration.collect import Pass, gram_of
-from entrim.calibration.consumers import Reader, Stays
-from entrim.calibration.executor import Stream
-from entrim.calibration.tensor_store import Shelf
+from entrim.calibration.consumers import BoundConsumer, KeptIndices
+from entrim.calibration.executor import Execution
+from entrim.calibration.tensor_store import TensorStore
+from entrim.config import Sensitivity
+from entrim.errors import BadSettingError
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.graph.eager import Example, call, copy_without_hooks, own_randomness, samples
-from entrim.reconstruction.layer import masked_tensors, refit_alone, touched
-from entrim.surgery.prune import zero_gone
+from entrim.graph.eager import (
+    ExampleInputs,
+    call,
+    copy_without_hooks,
+    isolate_random_state,
+    samples,
+)
+from entrim.reconstruction.layer import masked_tensors, modified_tensors, refit_layer
+from entrim.selection.base import ChannelRanking
+from entrim.surgery.prune import zero_removed
 from entrim.surgery.verify import leaves
 
 Kept = Mapping[str, Sequence[int]]
+FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""Measured widths of a group, besides the minimum. Extrapolating below the lowest is misleading:
+where a tenth of a wide layer is enough, it would predict that one channel is enough too."""
+MAX_IMAGES = 256
+"""The number of images on which sensitivity is measured."""
+
+
+def measured_widths(ranking: ChannelRanking) -> list[int]:
+    """Return the widths at which a group is measured, ascending, the full one last."""
+    full = ranking.group.channels
+    some = {max(ranking.min_width, round(f * full)) for f in FRACTIONS}
+    return sorted(some | {ranking.min_width, full})
+
+
+def measured_batches(batches: int, images: int) -> int:
+    """Return the number of batches on which sensitivity is measured."""
+    return min(batches, max(1, round(batches * MAX_IMAGES / images)))
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class OutputChange:
     """How far outputs are from those wanted: 0 for equal."""
 
     divergence: float
@@ -46,9 +72,9 @@ class OutputGap:
     origin: Tensor | None = None
     """The mean of the first batch: sums about it do not cancel."""
 
-    def add(self, found: Tensor, wanted: Tensor, images: int) -> None:
+    def add(self, found: Tensor, reference: Tensor, images: int) -> None:
         """Add the outputs of one batch of so many `images`."""
-        a, b = (_real(t) for t in (found, wanted))
+        a, b = (_real(t) for t in (found, reference))
         axis = _image_axis(b, images)
         if self.origin is None:
             self.origin = b.mean(axis)
@@ -85,53 +111,65 @@ def _image_axis(output: Tensor, images: int) -> int:
 
 
 @dataclass(slots=True)
-class Sensor:
+class SensitivityAnalyzer:
     """The network on some images; a cut runs again from the first layer that feels it on."""
 
     task: Pass
     graph: ChannelGraph
-    readers: Sequence[Reader]
-    grams: Shelf
+    readers: Sequence[BoundConsumer]
+    grams: TensorStore
     ridge: float
-    wanted: list[list[Tensor]] = field(init=False)
+    sensitivity: Sensitivity | None = None
+    """Replaces the divergence, where the user has another measure."""
+    reference: list[list[Tensor]] = field(init=False)
     """The outputs of the original, batch by batch."""
 
     def __post_init__(self) -> None:
-        self.wanted = self._outputs(dict(self.task.tensors))
+        self.reference = self._outputs(dict(self.task.tensors))
 
-    def look(
+    def sweep(
         self, trials: Mapping[str, Sequence[Sequence[int]]], held: Kept
-    ) -> Iterator[tuple[str, list[Moved]]]:
+    ) -> Iterator[tuple[str, list[OutputChange]]]:
         """Yield every group of `trials` with what each of its kept sets does to the outputs.
 
         The other groups are `held` at their channels meanwhile. What reads a cut group is refitted
         on the original activations. One walk through the network holds what the layers ahead still
         read, nothing else.
         """
-        start = self._held(held)
+        start = self._execution(held)
         groups = self._by_place(trials)
-        with torch.no_grad(), Shelf(self.task.memory_limit) as shelf:
-            stream = Stream(self.task.programs, self.task.batches, start, shelf, "held")
+        with torch.no_grad(), TensorStore(self.task.memory_limit) as shelf:
+            stream = Execution(self.task.programs, self.task.batches, start, shelf, "held")
             for place in range(len(stream.program.nodes)):
                 for group in groups.get(place, ()):
                     yield (
                         group.name,
-                        [self._moved(stream, place, group, k, held) for k in trials[group.name]],
+                        [self._change(stream, place, group, k, held) for k in trials[group.name]],
                     )
                 stream.run(place)
-                stream.forget(place)
+                stream.free(place)
 
-    def moved(self, tensors: Mapping[str, Tensor]) -> Moved:
+    def change(self, tensors: Mapping[str, Tensor]) -> OutputChange:
         """Return how far the outputs are with these tensors in place of the original ones."""
-        return moved(self._outputs(dict(tensors)), self.wanted, self._images)
+        return self._compare(self._outputs(dict(tensors)))
 
-    def silence(self) -> float:
+    def uninformative_divergence(self) -> float:
         """Return the divergence of outputs that do not depend on the image any more."""
-        if not are_logits(self.wanted[0]):
+        if self.sensitivity is not None:
+            means = [torch.cat(parts).mean(0) for parts in zip(*self.reference, strict=True)]
+            blind = [
+                [m.expand_as(t) for m, t in zip(means, batch, strict=True)]
+                for batch in self.reference
+            ]
+            return self._compare(blind).divergence
+        if not are_logits(self.reference[0]):
             return 1.0 if any(gap.spread > 0 for gap in self._own_spread()) else 0.0
-        logits = [batch[0].double() for batch in self.wanted]
+        logits = [batch[0].double() for batch in self.reference]
         mean = torch.cat(logits).softmax(1).mean(0).log()
-        return moved([[mean.expand_as(t)] for t in logits], self.wanted, self._images).divergence
+        return self._compare([[mean.expand_as(t)] for t in logits]).divergence
+
+    def _compare(self, found: Sequence[Sequence[Tensor]]) -> OutputChange:
+        return output_change(found, self.reference, self._images, self.sensitivity)
 
     @property
     def _images(self) -> list[int]:
@@ -139,8 +177,8 @@ class Sensor:
         return [samples(batch) for batch in self.task.batches]
 
     def _own_spread(self) -> list[OutputGap]:
-        gaps = [OutputGap() for _ in self.wanted[0]]
-        for batch, images in zip(self.wanted, self._images, strict=True):
+        gaps = [OutputGap() for _ in self.reference[0]]
+        for batch, images in zip(self.reference, self._images, strict=True):
             for gap, output in zip(gaps, batch, strict=True):
                 gap.add(output, output, images)
         return gaps
@@ -149,94 +187,128 @@ class Sensor:
         """Return the groups by the place where they are first read."""
         found: dict[int, list[Group]] = {}
         for name in trials:
-            places = [p for r in self.readers if name in r.site.feeds for p in r.places]
+            places = [
+                p for r in self.readers if name in r.site.columns_per_channel for p in r.call_sites
+            ]
             found.setdefault(min(places), []).append(self.graph.group(name))
         return found
 
-    def _held(self, held: Kept) -> dict[str, Tensor]:
-        stays = self.graph.stays(held)
+    def _execution(self, held: Kept) -> dict[str, Tensor]:
+        stays = self.graph.kept_indices(held)
         tensors = masked_tensors(self.graph, stays, self.task.tensors)
         for reader in self.readers:
             self._refit(reader, stays, tensors)
         return tensors
 
-    def _moved(
-        self, held: Stream, place: int, group: Group, kept: Sequence[int], others: Kept
-    ) -> Moved:
-        stays = self.graph.stays({**others, group.name: kept})
+    def _change(
+        self, held: Execution, place: int, group: Group, kept: Sequence[int], others: Kept
+    ) -> OutputChange:
+        stays = self.graph.kept_indices({**others, group.name: kept})
         tensors = dict(held.tensors)
         for reader in self.readers:
-            if group.name in reader.site.feeds:
+            if group.name in reader.site.columns_per_channel:
                 self._refit(reader, stays, tensors)
         last = len(held.program.nodes)
-        new = Stream(
+        new = Execution(
             held.programs,
             held.batches,
             tensors,
             held.shelf,
             "new",
             base=held,
-            drifted=set(range(place, last)),
+            changed_nodes=set(range(place, last)),
         )
         for later in range(place, last - 1):
             new.run(later)
-            new.forget(later)
+            new.free(later)
         outputs = [new.outputs(batch) for batch in range(len(new.batches))]
-        new.forget(last - 1)
-        return moved(outputs, self.wanted, self._images)
+        new.free(last - 1)
+        return self._compare(outputs)
 
-    def _refit(self, reader: Reader, stays: Stays, tensors: dict[str, Tensor]) -> None:
+    def _refit(
+        self, reader: BoundConsumer, kept_indices: KeptIndices, tensors: dict[str, Tensor]
+    ) -> None:
         """Refit `reader` from its original weights, in place in `tensors`."""
         original, weight = self.task.tensors, reader.site.weight
-        dims = stays.get(weight, {})
-        for name in touched(reader):
+        dims = kept_indices.get(weight, {})
+        for name in modified_tensors(reader):
             tensors[name] = original[name]
         if reader.site.dim in dims:
             tensors[weight] = original[weight].clone()
-            zero_gone(tensors[weight], reader.site.dim, dims)
+            zero_removed(tensors[weight], reader.site.dim, dims)
             gram = gram_of(self.grams, reader.site.layer)
-            refit_alone(reader, gram, stays, original, tensors, self.ridge)
+            refit_layer(reader, gram, kept_indices, original, tensors, self.ridge)
 
     def _outputs(self, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
-        with torch.no_grad(), Shelf(self.task.memory_limit) as shelf:
+        with torch.no_grad(), TensorStore(self.task.memory_limit) as shelf:
             parts = []
             for program, batch in zip(self.task.programs, self.task.batches, strict=True):
-                stream = Stream([program], [batch], tensors, shelf)
+                stream = Execution([program], [batch], tensors, shelf)
                 for place in range(len(program.nodes) - 1):
                     stream.run(place)
-                    stream.forget(place)
+                    stream.free(place)
                 parts.append(stream.outputs(0))
-                stream.forget(len(program.nodes) - 1)
+                stream.free(len(program.nodes) - 1)
         return parts
 
 
-def moved(
-    found: Sequence[Sequence[Tensor]], wanted: Sequence[Sequence[Tensor]], images: Sequence[int]
-) -> Moved:
-    """Return how far `found` is from `wanted`, both batch by batch, of so many `images` each."""
-    gaps = [OutputGap() for _ in wanted[0]]
-    for batch, (some, others) in enumerate(zip(found, wanted, strict=True)):
+def output_change(
+    found: Sequence[Sequence[Tensor]],
+    reference: Sequence[Sequence[Tensor]],
+    images: Sequence[int],
+    sensitivity: Sensitivity | None = None,
+) -> OutputChange:
+    """Return how far `found` is from `reference`, both by batch, with this many `images` each."""
+    gaps = [OutputGap() for _ in reference[0]]
+    for batch, (some, others) in enumerate(zip(found, reference, strict=True)):
         for gap, a, b in zip(gaps, some, others, strict=True):
             gap.add(a, b, images[batch])
     apart, spread = sum(gap.apart for gap in gaps), sum(gap.spread for gap in gaps)
     error = apart / spread if spread > 0 else apart
-    if not are_logits(wanted[0]):
-        return Moved(error, error)
+    if sensitivity is not None:
+        return OutputChange(_mean_sensitivity(sensitivity, found, reference, images), error)
+    if not are_logits(reference[0]):
+        return OutputChange(error, error)
     logs = [
         functional.log_softmax(torch.cat([batch[0] for batch in side]).double(), 1)
-        for side in (found, wanted)
+        for side in (found, reference)
     ]
-    return Moved(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
+    return OutputChange(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
 
 
-def error_of(small: nn.Module, original: nn.Module, batches: Iterable[Example]) -> float | None:
-    """Return the error that `moved` tells, of two networks in eval mode; None without numbers.
+def _mean_sensitivity(
+    sensitivity: Sensitivity,
+    found: Sequence[Sequence[Tensor]],
+    reference: Sequence[Sequence[Tensor]],
+    images: Sequence[int],
+) -> float:
+    """Return the mean over all images of a sensitivity of the user."""
+    total = 0.0
+    for some, others, count in zip(found, reference, images, strict=True):
+        values = torch.as_tensor(sensitivity(_outputs_of(some), _outputs_of(others)))
+        if values.shape != (count,):
+            raise BadSettingError(
+                f"sensitivity returned the shape {tuple(values.shape)} for {count} images: return "
+                "one value per image"
+            )
+        total += float(values.double().sum())
+    return total / sum(images)
+
+
+def _outputs_of(batch: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    return batch[0] if len(batch) == 1 else tuple(batch)
+
+
+def error_of(
+    small: nn.Module, original: nn.Module, batches: Iterable[ExampleInputs]
+) -> float | None:
+    """Return the relative error of two networks in eval mode; None where it is undefined.
 
     The outputs are held for one batch at a time. Cost: one pass of either network.
     """
     still = [copy_without_hooks(model).eval() for model in (small, original)]
     gaps: list[OutputGap] = []
-    with torch.no_grad(), own_randomness():
+    with torch.no_grad(), isolate_random_state():
         for batch in batches:
             found, wanted = (leaves(call(model, batch)) for model in still)
             gaps = gaps or [OutputGap() for _ in wanted]

@@ -1,20 +1,20 @@
 """From images to moments: one pass of the original network, every site's second moments summed."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from entrim.calibration.consumers import Reader
-from entrim.calibration.executor import Program, Stream
+from entrim.calibration.consumers import BoundConsumer, bind_consumers
+from entrim.calibration.executor import Execution, Program, programs
 from entrim.calibration.patch_gram import PatchGram
-from entrim.calibration.tensor_store import Shelf
+from entrim.calibration.tensor_store import TensorStore
 from entrim.entropic.moments import Moments
-from entrim.graph.channel_graph import Group
-from entrim.graph.eager import Example
+from entrim.graph.channel_graph import ChannelGraph, Group
+from entrim.graph.eager import ExampleInputs
 from entrim.graph.tracer import arguments_of
 
 
@@ -26,26 +26,15 @@ class Gram:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Familiarity:
-    """How far the images are from what one BatchNorm saw in training."""
-
-    layer: str
-    shift: float
-    """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
-    spread: float
-    """Median over channels of variance / running variance."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """What to run, on which images, and how to look at it."""
 
     programs: Sequence[Program]
-    batches: Sequence[Example]
+    batches: Sequence[ExampleInputs]
     tensors: Mapping[str, Tensor]
     memory_limit: int
-    positions: int | None = None
+    n_positions: int | None = None
     """Output positions drawn for each image; None for all."""
     seed: int | None = None
     """Of whatever is drawn."""
@@ -55,21 +44,117 @@ class Pass:
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
-    def streams(self, shelf: Shelf) -> Iterator[Stream]:
+    def streams(self, shelf: TensorStore) -> Iterator[Execution]:
         """Yield one stream a batch, so that nothing of a batch outlives it."""
         for program, batch in zip(self.programs, self.batches, strict=True):
-            yield Stream([program], [batch], dict(self.tensors), shelf)
+            yield Execution([program], [batch], dict(self.tensors), shelf)
 
 
-def size_of(reader: Reader) -> int:
+@dataclass(frozen=True, slots=True)
+class LayerStatistics:
+    """The Gram matrices of the layers that consume channels, collected once, when they are needed.
+
+    Owns the programs of the network on its images, and the consumers bound to them.
+    """
+
+    graph: ChannelGraph
+    forward: Pass
+    consumers: Mapping[str, BoundConsumer]
+    store: TensorStore
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        graph: ChannelGraph,
+        batches: Sequence[ExampleInputs],
+        *,
+        memory_limit: int,
+        n_positions: int | None = None,
+        seed: int | None = None,
+    ) -> "LayerStatistics":
+        """Return the statistics of a network on some images, nothing collected yet."""
+        tensors = {
+            name: tensor.detach()
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
+        forward = Pass(
+            programs=programs(model, batches),
+            batches=batches,
+            tensors=tensors,
+            memory_limit=memory_limit,
+            n_positions=n_positions,
+            seed=seed,
+        )
+        consumers = bind_consumers(forward.programs[0], graph)
+        return cls(graph, forward, consumers, TensorStore(memory_limit))
+
+    @property
+    def unobservable_groups(self) -> set[str]:
+        """The groups with a consumer whose inputs cannot be observed."""
+        hidden = [c for c in self.graph.consumers if c.layer not in self.consumers]
+        return {name for consumer in hidden for name in consumer.columns_per_channel}
+
+    def consumers_of(self, *groups: Group) -> list[BoundConsumer]:
+        """Return the layers that consume channels of any of `groups`."""
+        names = {group.name for group in groups}
+        return [c for c in self.consumers.values() if names & c.site.columns_per_channel.keys()]
+
+    def has_single_consumer(self, group: Group) -> bool:
+        """Whether one layer produces the channels and one call consumes them."""
+        found = self.consumers_of(group)
+        return len(found) == 1 and len(found[0].call_sites) == 1 and len(group.layers) == 1
+
+    def too_large(self, groups: Sequence[Group]) -> set[str]:
+        """Return the groups whose statistics do not fit into the memory limit."""
+        return {
+            name
+            for consumer in self.consumers_of(*groups)
+            if size_of(consumer) > self.forward.memory_limit
+            for name in consumer.site.columns_per_channel
+        }
+
+    def collect(
+        self,
+        consumers: Iterable[BoundConsumer],
+        on_batch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Collect the Gram matrices of `consumers` that are not in the store yet."""
+        missing = [c for c in consumers if c.site.layer not in self.store.values]
+        capture(self.forward, missing, self.store, on_batch)
+
+    def gram(self, layer: str) -> Gram:
+        """Return the collected Gram matrices of `layer`."""
+        return gram_of(self.store, layer)
+
+    def moments(self, group: Group) -> list[Moments]:
+        """Return the moments of `group` at every layer that consumes it."""
+        return [
+            part
+            for consumer in self.consumers_of(group)
+            for part in moments_of(
+                consumer, self.gram(consumer.site.layer), group, self.forward.tensors
+            )
+        ]
+
+    def weights(self, group: Group) -> list[Tensor]:
+        """Return the weights on `group` of every layer that consumes it."""
+        return [
+            part
+            for consumer in self.consumers_of(group)
+            for part in shares(consumer, group, self.forward.tensors)
+        ]
+
+
+def size_of(reader: BoundConsumer) -> int:
     """Return the bytes that the Gram matrices of `reader` take."""
     return reader.geometry.groups * (reader.columns + 1) ** 2 * 8
 
 
 def capture(
     task: Pass,
-    readers: Sequence[Reader],
-    grams: Shelf,
+    readers: Sequence[BoundConsumer],
+    grams: TensorStore,
     on_batch: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Put the Gram of every one of `readers` on the shelf `grams`, under the name of its layer.
@@ -85,9 +170,9 @@ def capture(
             for reader in some
         }
         draws = {reader.site.layer: task.drawing(reader.site.layer) for reader in some}
-        with torch.no_grad(), Shelf(task.memory_limit) as shelf:
+        with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
             for done, stream in enumerate(task.streams(shelf), number * batches + 1):
-                _watch(stream, some, sums, task.positions, draws)
+                _watch(stream, some, sums, task.n_positions, draws)
                 on_batch(done, len(runs) * batches)
         for reader in some:
             total = sums.pop(reader.site.layer)
@@ -108,37 +193,13 @@ def _sums_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def gram_of(grams: Shelf, layer: str) -> Gram:
+def gram_of(grams: TensorStore, layer: str) -> Gram:
     """Return what `capture` found for `layer`."""
     return Gram(grams.get(layer), grams.get((layer, "count")))
 
 
-def familiarity(task: Pass) -> list[Familiarity]:
-    """Return how familiar the first batch looks to every BatchNorm of the network."""
-    found = []
-    program = task.programs[0]
-    with torch.no_grad(), Shelf(task.memory_limit) as shelf:
-        stream = Stream([program], [task.batches[0]], dict(task.tensors), shelf)
-        for place, node in enumerate(program.nodes):
-            norm = batchnorm_of(program, node)
-            if norm is not None:
-                tally = Tally()
-                tally.add(stream.value(norm.input, 0))
-                mean, variance = (in_double(task.tensors[name]) for name in (norm.mean, norm.var))
-                shift = (tally.mean - mean) / variance.clamp_min(1e-12).sqrt()
-                ratio = tally.variance / variance.clamp_min(1e-12)
-                found.append(
-                    Familiarity(
-                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
-                    )
-                )
-            stream.run(place)
-            stream.forget(place)
-    return found
-
-
 @dataclass(slots=True)
-class Tally:
+class ChannelStats:
     """Mean and variance of every channel over all that was added."""
 
     count: int = 0
@@ -206,8 +267,8 @@ def batchnorm_of(program: Program, node: fx.Node) -> BatchNormCall | None:
     )
 
 
-def consumers(
-    reader: Reader, gram: Gram, group: Group, tensors: Mapping[str, Tensor]
+def moments_of(
+    reader: BoundConsumer, gram: Gram, group: Group, tensors: Mapping[str, Tensor]
 ) -> list[Moments]:
     """Return the moments of `group` at `reader`, one for each group of its convolution.
 
@@ -216,15 +277,19 @@ def consumers(
     """
     weights = [share.double() for share in shares(reader, group, tensors)]
     bias = torch.zeros(len(weights), len(weights[0]), dtype=torch.float64)
-    if reader.site.bias_home == "bias" and reader.bias is not None and reader.reads_only(group):
+    if (
+        reader.site.intercept_target == "bias"
+        and reader.bias is not None
+        and reader.reads_only(group)
+    ):
         bias = tensors[reader.bias].double().cpu().view(bias.shape)
     return [
-        _moments(gram, number, table, weights[number], bias[number], reader.site.bias_home)
+        _moments(gram, number, table, weights[number], bias[number], reader.site.intercept_target)
         for number, table in enumerate(reader.of_group(group))
     ]
 
 
-def shares(reader: Reader, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the weights that the layer has on the channels of `group`, one for each matrix."""
     weight = reader.matrices(tensors[reader.site.weight]).cpu()
     return [
@@ -263,47 +328,47 @@ def _moments(
 
 
 def _watch(
-    stream: Stream,
-    readers: Sequence[Reader],
+    stream: Execution,
+    readers: Sequence[BoundConsumer],
     sums: Mapping[str, PatchGram],
-    positions: int | None,
+    n_positions: int | None,
     draws: Mapping[str, torch.Generator],
 ) -> None:
     calls = {
         place: (reader, source)
         for reader in readers
-        for place, source in zip(reader.places, reader.inputs, strict=True)
+        for place, source in zip(reader.call_sites, reader.inputs, strict=True)
     }
     last = max(calls)
     for place in range(last + 1):
         if place in calls:
             reader, source = calls[place]
             layer, x = reader.site.layer, reader.batched(stream.at(source, 0))
-            sums[layer].add(in_double(x), _drawn(reader, x, positions, draws[layer]))
+            sums[layer].add(in_double(x), _sample_positions(reader, x, n_positions, draws[layer]))
         stream.run(place)
-        stream.forget(place)
+        stream.free(place)
     for place in range(last + 1):
         stream.shelf.drop((stream.label, place, 0))
 
 
-def _drawn(
-    reader: Reader, x: Tensor, positions: int | None, generator: torch.Generator
+def _sample_positions(
+    reader: BoundConsumer, x: Tensor, n_positions: int | None, generator: torch.Generator
 ) -> Int[Tensor, "N P"] | None:
     """Return the output positions to look at in each image, drawn anew for every batch."""
-    if positions is None or not reader.geometry.kernel:
+    if n_positions is None or not reader.geometry.kernel:
         return None
     count = reader.geometry.outputs(tuple(x.shape[2:]))
     drawn = torch.rand(len(x), count, generator=generator)
-    return drawn.topk(min(positions, count), 1).indices.to(_sums_device(x.device))
+    return drawn.topk(min(n_positions, count), 1).indices.to(_sums_device(x.device))
 
 
 def _device(task: Pass) -> torch.device:
     return next(iter(task.tensors.values())).device
 
 
-def _within(readers: Sequence[Reader], limit: int) -> Iterator[list[Reader]]:
+def _within(readers: Sequence[BoundConsumer], limit: int) -> Iterator[list[BoundConsumer]]:
     """Split `readers` into runs whose Gram matrices fit the limit together."""
-    run: list[Reader] = []
+    run: list[BoundConsumer] = []
     for reader in readers:
         if run and sum(map(size_of, [*run, reader])) > limit:
             yield run

@@ -14,19 +14,19 @@ from torch import Tensor, fx
 
 from entrim.calibration.conv_geometry import Geometry
 from entrim.calibration.executor import Program
-from entrim.graph.channel_graph import ChannelGraph, Group, Site
+from entrim.graph.channel_graph import ChannelGraph, ConsumerLayer, Group
 from entrim.graph.tracer import arguments_of
 
-Stays = Mapping[str, Mapping[int, Sequence[int]]]
+KeptIndices = Mapping[str, Mapping[int, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class BoundConsumer:
     """One layer of the exported network that reads cuttable channels."""
 
-    site: Site
+    site: ConsumerLayer
     geometry: Geometry
-    places: tuple[int, ...]
+    call_sites: tuple[int, ...]
     """Where it is called; more than once when its weight is shared."""
     inputs: tuple[int, ...]
     """The places of what it reads there."""
@@ -69,7 +69,7 @@ class Reader:
 
     def of_group(self, group: Group) -> list[Int[Tensor, "units block"]]:
         """Return the columns of every unit of `group`, for each matrix; -1 fills up short units."""
-        found = [m.positions for m in group.members if self._is_input(m.tensor, m.dim)]
+        found = [m.indices for m in group.members if self._is_input(m.tensor, m.dim)]
         kernel = math.prod(self.geometry.kernel)
         per_matrix = self.columns // kernel
         tables = []
@@ -96,11 +96,11 @@ class Reader:
     def _is_input(self, tensor: str, dim: int) -> bool:
         return (tensor, dim) == (self.site.weight, self.site.dim)
 
-    def staying(self, stays: Stays) -> tuple[Int[Tensor, " D"], Int[Tensor, " M"]]:
+    def staying(self, kept_indices: KeptIndices) -> tuple[Int[Tensor, " D"], Int[Tensor, " M"]]:
         """Return the input and output channels that stay."""
         dim = self.site.dim
         inputs, outputs = (
-            torch.tensor(list(stays.get(self.site.weight, {}).get(d, range(self.shape[d]))))
+            torch.tensor(list(kept_indices.get(self.site.weight, {}).get(d, range(self.shape[d]))))
             for d in (dim, 1 - dim)
         )
         copies = torch.arange(self.geometry.groups)[:, None]
@@ -109,14 +109,14 @@ class Reader:
         return (copies * self.shape[dim] + inputs).flatten(), outputs
 
 
-def readers(program: Program, graph: ChannelGraph) -> dict[str, Reader]:
+def bind_consumers(program: Program, graph: ChannelGraph) -> dict[str, BoundConsumer]:
     """Return the reader at every site of `graph` that `program` calls, by the name of its layer.
 
     Left out is a weight that is called in several ways, with two dilations for example: its calls
     have no common patches.
     """
-    sites = {site.weight: site for site in graph.sites}
-    found: dict[str, Reader] = {}
+    sites = {site.weight: site for site in graph.consumers}
+    found: dict[str, BoundConsumer] = {}
     mixed: set[str] = set()
     for place, node in enumerate(program.nodes):
         call = arguments_of(node) if node.op == "call_function" else {}
@@ -126,12 +126,12 @@ def readers(program: Program, graph: ChannelGraph) -> dict[str, Reader]:
         site, source = sites[weight], program.place[call["input"]]
         shape = graph.shapes[weight]
         geometry, bias = _geometry(node, call, shape), _name(program, call.get("bias"))
-        reader = Reader(site, geometry, (place,), (source,), bias, shape)
+        reader = BoundConsumer(site, geometry, (place,), (source,), bias, shape)
         known = found.setdefault(site.layer, reader)
         if known.geometry != geometry:
             mixed.add(site.layer)
         elif known is not reader:
-            places, inputs = (*known.places, place), (*known.inputs, source)
+            places, inputs = (*known.call_sites, place), (*known.inputs, source)
             found[site.layer] = replace(known, places=places, inputs=inputs)
     return {layer: reader for layer, reader in found.items() if layer not in mixed}
 
@@ -145,7 +145,7 @@ def _geometry(node: fx.Node, call: Mapping[str, object], shape: tuple[int, ...])
     if not kernel and "stride" not in call:
         return Geometry(kernel=(), stride=(), dilation=(), padding=())
     rank = len(kernel)
-    stride, dilation = (_spread(call[name], rank) for name in ("stride", "dilation"))
+    stride, dilation = (_broadcast(call[name], rank) for name in ("stride", "dilation"))
     transposed = "transpose" in str(node.target)
     return Geometry(
         kernel=kernel,
@@ -154,7 +154,7 @@ def _geometry(node: fx.Node, call: Mapping[str, object], shape: tuple[int, ...])
         padding=_padding(call["padding"], kernel, dilation),
         groups=int(str(call["groups"])),
         transposed=transposed,
-        output_padding=_spread(call.get("output_padding") or 0, rank) if transposed else (),
+        output_padding=_broadcast(call.get("output_padding") or 0, rank) if transposed else (),
     )
 
 
@@ -166,10 +166,10 @@ def _padding(
     if padding == "same":
         totals = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((size, size) for size in _spread(padding, len(kernel)))
+    return tuple((size, size) for size in _broadcast(padding, len(kernel)))
 
 
-def _spread(value: object, rank: int) -> tuple[int, ...]:
+def _broadcast(value: object, rank: int) -> tuple[int, ...]:
     """Return one number for each axis; a single one holds for all."""
     sizes = [int(size) for size in value] if isinstance(value, Sequence) else [int(str(value))]
     return tuple(sizes * rank if len(sizes) == 1 else sizes)

@@ -1,7 +1,7 @@
 """The images that a network is looked at with: read, checked, and laid in batches."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,11 +15,9 @@ from entrim.errors import BadImagesError
 Images = Tensor | Iterable[Any]
 """A tensor or array (images first), or batches: tensors, (images, labels) pairs, or dicts."""
 
-BATCH = 64
-
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationData:
     """All images, one tensor for each argument of the network."""
 
     arguments: Mapping[str, Tensor]
@@ -38,31 +36,41 @@ class Calibration:
             return self.arguments[""][index]
         return {name: tensor[index] for name, tensor in self.arguments.items()} | dict(self.fixed)
 
-    def batches(self) -> list[Tensor | dict[str, Any]]:
-        """Return all images in batches of at most 64, all of one size where that can be."""
-        least = math.ceil(self.count / BATCH)
+    def batches(self, batch_size: int) -> list[Tensor | dict[str, Any]]:
+        """Return all images in batches of at most `batch_size`, of equal size where possible."""
+        least = math.ceil(self.count / batch_size)
         even = [k for k in range(least, 2 * least + 1) if self.count % k == 0]
         number = even[0] if even else least
         edges = [round(k * self.count / number) for k in range(number + 1)]
         return [self.batch(slice(a, b)) for a, b in pairwise(edges)]
 
-    def resampled(self, generator: torch.Generator | None) -> "Calibration":
+    def resample(self, generator: torch.Generator | None) -> "CalibrationData":
         """Return as many images, drawn from these with replacement."""
         index = torch.randint(self.count, (self.count,), generator=generator)
         drawn = {name: tensor[index] for name, tensor in self.arguments.items()}
-        return Calibration(drawn, self.fixed)
+        return CalibrationData(drawn, self.fixed)
 
 
-def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Calibration:
+def read_images(
+    images: Images,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch_to_inputs: Callable[[Any], Any] | None = None,
+) -> CalibrationData:
     """Return the images on `device`, floating ones in `dtype`; bad ones are refused by name."""
-    parts = [_arguments(batch) for batch in _batches(images)]
+    batches = _iterate_batches(images)
+    if batch_to_inputs is not None:
+        batches = map(batch_to_inputs, batches)
+    parts = [_arguments(batch) for batch in batches]
     if not parts:
         raise BadImagesError("there are no images: hand over a few hundred")
     names = parts[0].keys()
     if any(part.keys() != names for part in parts):
         raise BadImagesError("the batches have different arguments: hand over batches of one kind")
     fixed = {name: value for name, value in parts[0].items() if not _holds_images(value)}
-    joined = {name: _joined([part[name] for part in parts]) for name in names if name not in fixed}
+    joined = {
+        name: _concatenate([part[name] for part in parts]) for name in names if name not in fixed
+    }
     if not joined:
         raise BadImagesError("the batches hold no tensor of images: hand over tensors")
     lengths = {len(tensor) for tensor in joined.values()}
@@ -71,7 +79,7 @@ def read_images(images: Images, device: torch.device, dtype: torch.dtype) -> Cal
     for tensor in joined.values():
         _check(tensor)
     _check_variety([tensor for tensor in joined.values() if tensor.is_floating_point()])
-    return Calibration(
+    return CalibrationData(
         {
             name: _trainable(tensor).to(
                 device, dtype if tensor.is_floating_point() else tensor.dtype
@@ -87,7 +95,7 @@ def _trainable(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _batches(images: Images) -> Iterable[Any]:
+def _iterate_batches(images: Images) -> Iterable[Any]:
     if isinstance(images, Tensor | np.ndarray | Mapping):
         return [images]
     if isinstance(images, str | bytes) or not isinstance(images, Iterable):
@@ -123,7 +131,7 @@ def _tensor(value: Any) -> Tensor:
     return tensor
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
     if not all(_holds_images(tensor) for tensor in tensors):
         raise BadImagesError("a batch holds no images: hand over tensors with images first")
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}

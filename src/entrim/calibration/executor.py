@@ -12,10 +12,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from entrim.calibration.tensor_store import Shelf
+from entrim.calibration.tensor_store import TensorStore
 from entrim.errors import TraceError
-from entrim.graph.eager import Example, arguments, copy_without_hooks
-from entrim.graph.tracer import exported, named_tensors, placeholders
+from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks
+from entrim.graph.tracer import export_program, named_tensors, placeholders
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Program:
     constants: Mapping[str, Any]
     """Placeholder of a fixed tensor -> that tensor."""
     module: fx.GraphModule
-    dies: tuple[tuple[int, ...], ...]
+    last_use: tuple[tuple[int, ...], ...]
     """For every operation, the values that nothing reads any more once it has run."""
 
     @classmethod
-    def of(cls, model: nn.Module, example: Example) -> "Program":
+    def of(cls, model: nn.Module, example_inputs: ExampleInputs) -> "Program":
         """Return the operations of `model` in eval mode, as called with `example`."""
-        program = exported(copy_without_hooks(model).eval(), example)
+        program = export_program(copy_without_hooks(model).eval(), example_inputs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = program.run_decompositions({})  # takes writing in place out, nothing else
@@ -58,7 +58,7 @@ class Program:
             outputs=_user_outputs(program),
             constants=_constants(program),
             module=program.graph_module,
-            dies=_deaths(nodes),
+            last_use=_deaths(nodes),
         )
 
     def same_walk(self, other: "Program") -> bool:
@@ -70,7 +70,7 @@ class Program:
         return mine == its
 
 
-def programs(model: nn.Module, batches: Sequence[Example]) -> list[Program]:
+def programs(model: nn.Module, batches: Sequence[ExampleInputs]) -> list[Program]:
     """Return the program of every batch: one export for each shape among them."""
     by_shape: dict[Any, Program] = {}
     found = []
@@ -90,27 +90,27 @@ def programs(model: nn.Module, batches: Sequence[Example]) -> list[Program]:
 
 
 @dataclass(slots=True)
-class Stream:
+class Execution:
     """The values of one run of a network over several batches, operation by operation."""
 
     programs: Sequence[Program]
-    batches: Sequence[Example]
+    batches: Sequence[ExampleInputs]
     tensors: dict[str, Tensor]
     """Parameters and buffers by name; may change while the stream runs."""
-    shelf: Shelf
+    shelf: TensorStore
     label: str = ""
     """Keeps the values of several streams on one shelf apart."""
-    base: "Stream | None" = None
+    base: "Execution | None" = None
     """A stream of the same batches that runs ahead: what does not differ from it is read there."""
     changed: set[str] = field(default_factory=set)
     """Names of the tensors that differ from those of the base."""
-    drifted: set[int] = field(default_factory=set)
+    changed_nodes: set[int] = field(default_factory=set)
     """Places whose values differ from those of the base."""
     inputs: list[Mapping[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.inputs = [
-            _bound(program, batch)
+            _bind_tensor(program, batch)
             for program, batch in zip(self.programs, self.batches, strict=True)
         ]
 
@@ -122,9 +122,9 @@ class Stream:
     def run(self, place: int) -> None:
         """Run the operation at `place` on every batch and keep what comes out."""
         if self.base is not None:
-            if place not in self.drifted and not self.differs(place):
+            if place not in self.changed_nodes and not self.differs(place):
                 return
-            self.drifted.add(place)
+            self.changed_nodes.add(place)
         for batch in range(len(self.batches)):
             value = self.compute(place, batch)
             if value is not _NOT_KEPT:
@@ -134,13 +134,13 @@ class Stream:
         """Whether the operation at `place` reads anything that differs from the base."""
         program = self.program
         return any(
-            program.place[node] in self.drifted or program.names.get(node) in self.changed
+            program.place[node] in self.changed_nodes or program.names.get(node) in self.changed
             for node in program.nodes[place].all_input_nodes
         )
 
-    def forget(self, place: int) -> None:
+    def free(self, place: int) -> None:
         """Let go of the values that nothing reads after the operation at `place`."""
-        for dead in self.program.dies[place]:
+        for dead in self.program.last_use[place]:
             for batch in range(len(self.batches)):
                 self.shelf.drop((self.label, dead, batch))
 
@@ -150,7 +150,7 @@ class Stream:
         if node in program.names:
             return self.tensors[program.names[node]]
         place = program.place[node]
-        if self.base is not None and place not in self.drifted:
+        if self.base is not None and place not in self.changed_nodes:
             return self.base.value(node, batch)
         return self.shelf.get((self.label, place, batch))
 
@@ -188,7 +188,7 @@ class Stream:
 _NOT_KEPT = object()
 
 
-def _bound(program: Program, batch: Example) -> dict[str, Any]:
+def _bind_tensor(program: Program, batch: ExampleInputs) -> dict[str, Any]:
     """Return the network's inputs by the name of their placeholder."""
     args, kwargs = arguments(batch)
     leaves = pytree.tree_leaves((args, reorder_kwargs(kwargs, program.in_spec)))

@@ -20,7 +20,7 @@ _FEW = 16
 
 
 def patches(
-    x: Tensor, geometry: Geometry, positions: Int[Tensor, "N P"] | None = None
+    x: Tensor, geometry: Geometry, sampled: Int[Tensor, "N P"] | None = None
 ) -> Float[Tensor, "groups rows n"]:
     """Return what the layer multiplies with its weight, one row an image and output position.
 
@@ -30,7 +30,7 @@ def patches(
     """
     maps = _as_maps(x, geometry)
     index = sources(geometry, tuple(maps.shape[2:])).to(x.device)
-    index = index.expand(len(maps), -1, -1) if positions is None else index[positions]
+    index = index.expand(len(maps), -1, -1) if sampled is None else index[sampled]
     padded = F.pad(maps.flatten(2), (0, 1))
     _, P, q = index.shape
     flat = (index % padded.shape[2]).flatten(1)[:, None].expand(-1, maps.shape[1], -1)
@@ -78,7 +78,7 @@ class PatchGram:
         self._lent = True
         return gram
 
-    def add(self, x: Tensor, positions: Int[Tensor, "N P"] | None = None) -> None:
+    def add(self, x: Tensor, sampled: Int[Tensor, "N P"] | None = None) -> None:
         """Add a batch of layer inputs (N, D, *spatial), or (N, ..., D) of a Linear.
 
         With `positions` only these flat output positions of each image count.
@@ -90,18 +90,18 @@ class PatchGram:
                 f"inputs of {maps.shape[1]} channels for a layer of {self.channels}: hand over "
                 "what the layer reads"
             )
-        if positions is not None or self.channels < _FEW * self.geometry.groups:
-            self._add_rows(x, positions)
+        if sampled is not None or self.channels < _FEW * self.geometry.groups:
+            self._add_rows(x, sampled)
         else:
             self._add_maps(maps)
 
-    def _add_rows(self, x: Tensor, positions: Int[Tensor, "N P"] | None) -> None:
+    def _add_rows(self, x: Tensor, sampled: Int[Tensor, "N P"] | None) -> None:
         sizes = tuple(_as_maps(x, self.geometry).shape[2:])
-        rows = self.geometry.outputs(sizes) if positions is None else positions.shape[1]
+        rows = self.geometry.outputs(sizes) if sampled is None else sampled.shape[1]
         gram = self._mine()
         images = _images_at_once(rows, self.channels * self.geometry.block)
         batches = x.split(images)
-        chosen = [None] * len(batches) if positions is None else positions.split(images)
+        chosen = [None] * len(batches) if sampled is None else sampled.split(images)
         for batch, some in zip(batches, chosen, strict=True):
             z = F.pad(patches(batch, self.geometry, some), (1, 0), value=1.0)
             for part in z.split(_ROWS, 1):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Shelf:
+class TensorStore:
     """Keeps values under a key; a tensor that would exceed `limit` bytes is written to disk.
 
     The scratch folder is made when the first tensor needs it, and goes when the `with` ends.
@@ -24,18 +24,24 @@ class Shelf:
     folder: tempfile.TemporaryDirectory[str] | None = None
     written: int = 0
 
-    def __enter__(self) -> "Shelf":
+    def __enter__(self) -> "TensorStore":
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        exception_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget all values and remove the scratch folder."""
         self.values.clear()
+        self.held = 0
         if self.folder is not None:
             self.folder.cleanup()
+            self.folder = None
 
     def put(self, key: Hashable, value: Any) -> None:
         """Keep `value`; anything but a tensor stays in memory and does not count."""

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from entrim.cli.console import table, tell, tell_json
-from entrim.cli.run_dir import demand_run
+from entrim.cli.console import print_progress, table, tell_json
+from entrim.cli.run_dir import require_run
 from entrim.report.numbers import percent, seconds, short, size
 from entrim.report.repeat import calls, command
-from entrim.report.report_data import Story, read
+from entrim.report.report_data import ReportData, read
 
 _EXAMPLES = """\
 examples:
@@ -38,17 +38,17 @@ def add(subparsers: Any) -> ArgumentParser:
 def run(args: Namespace) -> int:
     """Print one column a run."""
     for folder in args.folders:
-        demand_run(folder)
+        require_run(folder)
     stories = [read(folder) for folder in args.folders]
     if args.json:
         tell_json([_plain(story) for story in stories])
         return 0
     columns = [["", *NAMES], *map(_column, headings(args.folders), stories)]
     head, *rows = [list(row) for row in zip(*columns, strict=True)]
-    more = _layers(stories) if args.layers else []
-    tell(table([head, *_scores(stories), *rows, *more]))
+    more = _layer_rows(stories) if args.layers else []
+    print_progress(table([head, *_scores(stories), *rows, *more]))
     for story in stories:
-        tell("\n".join([f"\n{story.folder}:", *(f"  {line}" for line in _made(story))]))
+        print_progress("\n".join([f"\n{story.folder}:", *(f"  {line}" for line in _made(story))]))
     return 0
 
 
@@ -68,25 +68,25 @@ def headings(folders: Sequence[str]) -> list[str]:
     return found
 
 
-def _made(story: Story) -> list[str]:
+def _made(story: ReportData) -> list[str]:
     """Return the commands that made a run, else the calls."""
     return list(map(command, story.commands)) or calls(story.record)
 
 
-def _scores(stories: Sequence[Story]) -> list[list[str]]:
+def _scores(stories: Sequence[ReportData]) -> list[list[str]]:
     """Return a row for every metric of any run."""
     known = [story.record.score for story in stories]
     return [
-        [name, *(_fall(s.before, s.after) if s and s.name == name else _GAP for s in known)]
+        [name, *(_change(s.before, s.after) if s and s.name == name else _GAP for s in known)]
         for name in dict.fromkeys(score.name for score in known if score)
     ]
 
 
-def _fall(before: float, after: float) -> str:
+def _change(before: float, after: float) -> str:
     return f"{before:.4g} → {after:.4g}"
 
 
-def _column(heading: str, story: Story) -> list[str]:
+def _column(heading: str, story: ReportData) -> list[str]:
     record, errors = story.record, [layer.error for layer in story.record.layers]
     before, after, done = record.before, record.after, record.distilled
     return [
@@ -101,13 +101,13 @@ def _column(heading: str, story: Story) -> list[str]:
         seconds(after.latency),
         _GAP if record.error is None else percent(record.error),
         percent(max(errors)) if errors else _GAP,
-        _fall(done.before, done.after) if done is not None else _GAP,
+        _change(done.before, done.after) if done is not None else _GAP,
         f"{record.proof['final']:.0e}",
         f"{sum(record.seconds.values()):.1f}",
     ]
 
 
-def _layers(stories: Sequence[Story]) -> list[list[str]]:
+def _layer_rows(stories: Sequence[ReportData]) -> list[list[str]]:
     """Return a row for every layer of any run."""
     names = dict.fromkeys(layer.name for story in stories for layer in story.layers)
     known = [{layer.name: layer for layer in story.layers} for story in stories]
@@ -123,7 +123,7 @@ def _layers(stories: Sequence[Story]) -> list[list[str]]:
     ]
 
 
-def _plain(story: Story) -> dict[str, Any]:
+def _plain(story: ReportData) -> dict[str, Any]:
     record = story.record
     return {
         "folder": story.folder,

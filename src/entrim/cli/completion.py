@@ -4,7 +4,7 @@ from argparse import Action, ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from typing import Any
 
-from entrim.cli.console import tell, tell_json
+from entrim.cli.console import print_progress, tell_json
 from entrim.errors import MissingExtraError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
     if args.json:
         tell_json({"shell": args.shell, "script": script})
     else:
-        tell(script)
+        print_progress(script)
     return 0
 
 

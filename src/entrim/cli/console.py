@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from entrim.errors import CommandError, EntrimError, LoadError
-from entrim.records import Record, Step
+from entrim.records import ProgressEvent, Record
 from entrim.report.numbers import percent, seconds, short, size, times
 
 
@@ -63,7 +63,7 @@ def stdout_for_results() -> Iterator[None]:
         _RESULTS.reset(token)
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print a result; where stdout is closed or full, that is no success."""
     stdout = _RESULTS.get(sys.stdout)
     if stdout is None:  # as Python has it where the descriptor is closed
@@ -79,12 +79,12 @@ def tell(text: str) -> None:
 
 def tell_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print a result for machines."""
-    tell(json.dumps(data, indent=2))
+    print_progress(json.dumps(data, indent=2))
 
 
-def _untold(why: str | None) -> CommandError:
+def _untold(reason: str | None) -> CommandError:
     return CommandError(
-        f"stdout does not take the result ({why}): send it elsewhere; what was saved is intact"
+        f"stdout does not take the result ({reason}): send it elsewhere; what was saved is intact"
     )
 
 
@@ -144,10 +144,10 @@ class Progress:
     """Seconds between two lines where nobody looks at a terminal."""
     each: frozenset[str] = frozenset()
     """Stages of which every step is worth a line there."""
-    _first: Step | None = None
+    _first: ProgressEvent | None = None
     """The first step of this stage that was heard of, and when: the time left follows from it."""
     _begun: float = field(default_factory=time.monotonic)
-    _last: Step | None = None
+    _last: ProgressEvent | None = None
     _told: float = field(default_factory=time.monotonic)
     _open: bool = False
     """Whether the last step is not on a line of its own yet."""
@@ -166,7 +166,7 @@ class Progress:
         self.stream.write(f"{name}:\n")
         self.stream.flush()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: ProgressEvent) -> None:
         """Show one step."""
         first, last = self._first, self._last
         if first is None or last is None or step.stage != first.stage or step.done < last.done:
@@ -190,12 +190,12 @@ class Progress:
         self._open = False
         self.stream.flush()
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: ProgressEvent) -> None:
         self._told, self._open = time.monotonic(), False
         line = f"{step.stage}: {step.done} of {step.total}  {step.detail}"
         self.stream.write(line.rstrip() + "\n")
 
-    def _draw(self, step: Step) -> None:
+    def _draw(self, step: ProgressEvent) -> None:
         """Write the line anew; above it stays a line for every group and layer that is settled."""
         columns, settled = _columns(self.stream), ""
         if step.settled:
@@ -204,18 +204,18 @@ class Progress:
         end = "" if self._open else "\n"
         self.stream.write(f"\r\x1b[K{settled}{self._line(step)[:columns]}{end}")
 
-    def _due(self, step: Step) -> bool:
+    def _due(self, step: ProgressEvent) -> bool:
         waited = time.monotonic() - self._told >= self.every
         return waited or step.done >= step.total or step.stage in self.each
 
-    def _line(self, step: Step) -> str:
+    def _line(self, step: ProgressEvent) -> str:
         full = 20 * step.done // max(step.total, 1)
         left = step.seconds_left if step.seconds_left is not None else self._left(step)
         ahead = f"  {_duration(left)} left" if left and step.done < step.total else ""
         bar = "█" * full + "░" * (20 - full)
         return f"{step.stage:<9} {bar} {step.done}/{step.total}{ahead}  {step.name}  {step.detail}"
 
-    def _left(self, step: Step) -> float | None:
+    def _left(self, step: ProgressEvent) -> float | None:
         """Return the seconds left at the pace since the first step, None where that is this one."""
         since = step.done - (step.done if self._first is None else self._first.done)
         pace = time.monotonic() - self._begun
@@ -331,6 +331,6 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help on stdout as every result, so that a full disk is not passed over."""
         if file is sys.stdout:
-            tell(message.rstrip())
+            print_progress(message.rstrip())
         else:
             super()._print_message(message, file)

@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from entrim.budget import Budget
-from entrim.cli.console import Progress, table, tell, tell_json
+from entrim.cli.console import Progress, print_progress, table, tell_json
 from entrim.cli.run_dir import reported, reserved
 from entrim.errors import CommandError, MissingExtraError, SaveError
 from entrim.pipeline import sparsify
-from entrim.records import Step
+from entrim.records import ProgressEvent
 from entrim.report.numbers import seconds, size
 from entrim.report.report_data import commands_in
-from entrim.sparsified import Sparsified
+from entrim.sparsified import SparsifyResult
 from entrim.surgery.measure import measure
 
 EPS = 1e-2
@@ -78,16 +78,16 @@ def add(subparsers: Any) -> ArgumentParser:
 def run(args: Namespace) -> int:
     """Train, cut, fine tune, print."""
     place = Path(args.out)
-    with reserved(place, refuse_other), Progress() as progress:
+    with reserved(place, check_folder), Progress() as progress:
         torch.manual_seed(0)
         x, y = _digits()
         lesson, test = (x[:LESSON], y[:LESSON]), (x[LESSON:], y[LESSON:])
         model = network()
         train(model, *lesson, progress)
         _keep(place, model, x[:CALIBRATION])
-        rows, pages = {"trained": _trained(model, place, test)}, {}
+        rows, pages = {"trained": _train(model, place, test)}, {}
         for name, cut in _cuts(model, x[:CALIBRATION], progress):
-            small = cut.scored(
+            small = cut.with_scores(
                 lambda net: accuracy(net, *test), on=f"{len(test[0])} digits never seen"
             )
             small.save(place / name)
@@ -95,11 +95,11 @@ def run(args: Namespace) -> int:
             tuned = copy.deepcopy(small.model)
             train(tuned, *lesson, progress, stage="fine tune", epochs=TUNED, rate=SLOWLY)
             rows[name] = _row(small, place / name, accuracy(tuned, *test))
-    _tell(rows, pages, len(test[0]), args.json)
+    _print_result(rows, pages, len(test[0]), args.json)
     return 0
 
 
-def refuse_other(place: Path) -> None:
+def check_folder(place: Path) -> None:
     """Refuse a folder that holds anything else than an earlier demo."""
     known = {_IMAGES, _WEIGHTS, ".entrim.lock", *_TITLES}
     runs = [place / name for name in _TITLES if (place / name).exists()]
@@ -127,10 +127,12 @@ def _as_a_run(args: Namespace, place: Path) -> Namespace:
     return Namespace(words=args.words, model=model, **files, **seen, scale=255.0)
 
 
-def _cuts(model: nn.Module, images: Tensor, progress: Progress) -> Iterator[tuple[str, Sparsified]]:
+def _cuts(
+    model: nn.Module, images: Tensor, progress: Progress
+) -> Iterator[tuple[str, SparsifyResult]]:
     """Yield the cuts one after the other."""
 
-    def cut(name: str, **options: Any) -> Sparsified:
+    def cut(name: str, **options: Any) -> SparsifyResult:
         progress.head(_TITLES[name])
         generator = torch.Generator().manual_seed(0)
         return sparsify(model, images, generator=generator, on_step=progress, **options)
@@ -143,7 +145,7 @@ def _cuts(model: nn.Module, images: Tensor, progress: Progress) -> Iterator[tupl
     yield CHANCE, cut(CHANCE, widths=widths, selector="random")
 
 
-def _trained(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
+def _train(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
     cost = measure(model, test[0][:4])
     return Row(
         parameters=cost.params,
@@ -154,7 +156,7 @@ def _trained(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
     )
 
 
-def _row(small: Sparsified, folder: Path, tuned: float) -> Row:
+def _row(small: SparsifyResult, folder: Path, tuned: float) -> Row:
     after, score = small.record.after, small.record.score
     assert score is not None
     return Row(
@@ -193,14 +195,14 @@ def train(
     rate: float = RATE,
 ) -> None:
     """Fit `model` to the labelled images."""
-    optimiser = torch.optim.Adam(model.parameters(), rate)
+    optimizer = torch.optim.Adam(model.parameters(), rate)
     for epoch in range(1, epochs + 1):
         for rows in torch.randperm(len(x)).split(100):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
         if progress is not None:
-            progress(Step(stage=stage, name=f"epoch {epoch}", done=epoch, total=epochs))
+            progress(ProgressEvent(stage=stage, name=f"epoch {epoch}", done=epoch, total=epochs))
     model.eval()
 
 
@@ -221,7 +223,9 @@ def _digits() -> tuple[Tensor, Tensor]:
     return x, torch.as_tensor(classes)[order]
 
 
-def _tell(rows: Mapping[str, Row], pages: Mapping[str, Path], images: int, as_json: bool) -> None:
+def _print_result(
+    rows: Mapping[str, Row], pages: Mapping[str, Path], images: int, as_json: bool
+) -> None:
     if as_json:
         found = {name: asdict(row) for name, row in rows.items()}
         reports = {name: str(page) for name, page in pages.items()}
@@ -240,9 +244,9 @@ def _tell(rows: Mapping[str, Row], pages: Mapping[str, Path], images: int, as_js
         ]
         for name, row in rows.items()
     ]
-    tell(
+    print_progress(
         f"accuracy on {images} digits never seen, as cut without labels, and after {TUNED} epochs "
         "of fine tuning with labels"
     )
-    tell(table([head, *shown]))
-    tell(f"reports: {pages[OURS]}, and of the paper's method {pages[PAPER]}")
+    print_progress(table([head, *shown]))
+    print_progress(f"reports: {pages[OURS]}, and of the paper's method {pages[PAPER]}")

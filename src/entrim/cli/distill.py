@@ -10,25 +10,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from entrim.cli.console import Progress, sizes, tell, tell_json, tell_reading
-from entrim.cli.images import add_images, read_pictures, refuse_idle
+from entrim.cli.console import Progress, print_progress, sizes, tell_json, tell_reading
+from entrim.cli.images import add_images, check_idle, read_pictures
 from entrim.cli.model import read_model
 from entrim.cli.options import given
 from entrim.cli.run_dir import (
     SIGHT,
     add_out,
-    demand_run,
+    check_held,
     keeping,
     plain,
     read_source,
-    refuse_held,
     reported,
+    require_run,
     reserved,
 )
 from entrim.cli.scores import add_score, optional_metric, scored
 from entrim.distillation.distill import distill
 from entrim.errors import CheckpointError, CommandError
-from entrim.sparsified import Sparsified
+from entrim.sparsified import SparsifyResult
 from entrim.storage.model_folder import CHECKPOINT
 
 _WHAT = """\
@@ -91,14 +91,14 @@ def run(args: Namespace) -> int:
     """Train, save, report, sum up."""
     place, asked = Path(args.out), copy(args)
     _complete(args)
-    refuse_idle(asked, args.images, args.test_images)
-    refuse = partial(refuse_held, args=args, force=args.force, mine=CHECKPOINT)
+    check_idle(asked, args.images, args.test_images)
+    refuse = partial(check_held, args=args, force=args.force, mine=CHECKPOINT)
     with keeping(place, CHECKPOINT, "the state of the training is"), reserved(place, refuse):
         tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
-        cut = Sparsified.load(model, args.folder)
+        cut = SparsifyResult.load(model, args.folder)
         images, metric = read_pictures(args, model), optional_metric(args, model)
-        better = scored(_taught(args, cut, images, place), metric)
+        better = scored(_distill(args, cut, images, place), metric)
         better.save(place)
         page = reported(place, args, taken_up=Path(args.folder))
         (place / CHECKPOINT).unlink(missing_ok=True)
@@ -106,16 +106,20 @@ def run(args: Namespace) -> int:
         tell_json(_plain(better, place, page))
     else:
         done = f"{better.record.distilled}"
-        tell("\n\n".join((sizes(better.record), done, f"saved in {place}, report {page}")))
+        print_progress(
+            "\n\n".join((sizes(better.record), done, f"saved in {place}, report {page}"))
+        )
     return 0
 
 
-def _taught(args: Namespace, cut: Sparsified, images: Tensor, place: Path) -> Sparsified:
+def _distill(
+    args: Namespace, pruned: SparsifyResult, images: Tensor, place: Path
+) -> SparsifyResult:
     """Train, going on from the checkpoint in `place`; that of another run goes only if forced."""
     file = place / CHECKPOINT
     asked = {"teacher": _teacher(args), **options(args)}
     with Progress() as progress:
-        train = partial(distill, cut, images, checkpoint=file, on_step=progress, **asked)
+        train = partial(distill, pruned, images, checkpoint=file, on_step=progress, **asked)
         try:
             return train()
         except CheckpointError as error:
@@ -139,7 +143,7 @@ def options(args: Namespace) -> dict[str, Any]:
 
 def _complete(args: Namespace) -> None:
     """Fill in what was not given from what is noted in the folder."""
-    demand_run(args.folder)
+    require_run(args.folder)
     noted = read_source(Path(args.folder))
     taken = [name for name in ("model", "weights") if getattr(args, name) is None]
     if args.model is not None:
@@ -164,6 +168,6 @@ def _teacher(args: Namespace) -> nn.Module | None:
     return None
 
 
-def _plain(better: Sparsified, place: Path, page: Path) -> dict[str, Any]:
+def _plain(better: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
     done = better.record.distilled
     return plain(better, place, page) | {"distilled": None if done is None else asdict(done)}

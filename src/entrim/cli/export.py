@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from entrim.cli.console import Progress, table, tell, tell_json
-from entrim.cli.options import refuse_unwritable
-from entrim.cli.saved_model import Scene, add_saved, read_saved
+from entrim.cli.console import Progress, print_progress, table, tell_json
+from entrim.cli.options import check_writable
+from entrim.cli.saved_model import SavedModel, add_saved, read_saved
 from entrim.errors import CommandError
 from entrim.export.formats import TOLERANCE, Exported, to_int8, to_onnx, to_program
 from entrim.export.parity import Answer, answer_of, outputs
@@ -52,8 +52,8 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Export, compare, write, sum up."""
-    places = _places(args)
-    _refuse(places, args.force)
+    places = _destinations(args)
+    _check_destinations(places, args.force)
     scene = read_saved(args)
     before = None if scene.original is None else _right(answer_of(scene.original), scene)
     made = _made(scene, args, Progress())
@@ -64,11 +64,11 @@ def run(args: Namespace) -> int:
         told = {"images": len(scene.images), "source": scene.source, "before": before}
         tell_json(told | {"files": rows})
     else:
-        tell(_shown(rows, scene, before))
+        print_progress(_shown(rows, scene, before))
     return 0
 
 
-def _places(args: Namespace) -> list[Path]:
+def _destinations(args: Namespace) -> list[Path]:
     """Return the files to write, the int8 one last."""
     if args.onnx is None:
         if args.int8:
@@ -79,22 +79,22 @@ def _places(args: Namespace) -> list[Path]:
     return [place, eight] if args.int8 else [place]
 
 
-def _refuse(places: Sequence[Path], force: bool) -> None:
+def _check_destinations(destinations: Sequence[Path], force: bool) -> None:
     """Refuse what cannot be written, or would be lost, before any work."""
-    for place in places:
-        refuse_unwritable(place)
+    for place in destinations:
+        check_writable(place)
         if place.exists() and not force:
             raise CommandError(f"{place} is there: name another file, or pass --force")
 
 
-def _made(scene: Scene, args: Namespace, progress: Progress) -> list[Exported]:
+def _made(scene: SavedModel, args: Namespace, progress: Progress) -> list[Exported]:
     if args.onnx is None:
         return [to_program(scene.small, scene.images, on_step=progress)]
     plain = to_onnx(scene.small, scene.images, on_step=progress)
     return [plain, to_int8(plain, scene.images, on_step=progress)] if args.int8 else [plain]
 
 
-def _row(place: Path, network: Exported, scene: Scene) -> Row:
+def _row(place: Path, network: Exported, scene: SavedModel) -> Row:
     right = _right(network.answer, scene)
     return {
         "file": str(place),
@@ -104,7 +104,7 @@ def _row(place: Path, network: Exported, scene: Scene) -> Row:
     }
 
 
-def _right(answer: Answer, scene: Scene) -> float | None:
+def _right(answer: Answer, scene: SavedModel) -> float | None:
     """Return the percentage of images whose largest output is the right class."""
     if scene.labels is None:
         return None
@@ -118,7 +118,7 @@ def _right(answer: Answer, scene: Scene) -> float | None:
     return 100 * float((scores.argmax(1) == scene.labels).double().mean())
 
 
-def _shown(rows: Sequence[Row], scene: Scene, before: float | None) -> str:
+def _shown(rows: Sequence[Row], scene: SavedModel, before: float | None) -> str:
     head = ["", "bytes", "relative error", "largest difference", "same class", "accuracy, %"]
     lines = [head]
     if before is not None:

@@ -76,8 +76,8 @@ def _suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, kind in known.items() if kind in opened | {"MPO"})  # a JPEG
 
 
-def _is(found: Any, kind: type) -> bool:
-    return isinstance(found, type) and issubclass(found, kind)
+def _is(found: Any, suffix: type) -> bool:
+    return isinstance(found, type) and issubclass(found, suffix)
 
 
 def _pillow() -> Any:
@@ -125,7 +125,7 @@ _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _ImageReader:
     """The first convolution of a network: its name, the channels and the shape that it reads."""
 
     name: str = ""
@@ -172,9 +172,9 @@ def read_pictures(args: Namespace, model: nn.Module) -> Tensor:
     elif not path.exists():
         raise CommandError(f"there is no {path}: name a folder of images, or a .npy, .npz or .pt")
     else:
-        images = _floats(spread(_array(path, args.key), args.count), path, args.scale)
+        images = _floats(sample_evenly(_array(path, args.key), args.count), path, args.scale)
     images = _normalised(images, args)
-    _refuse_unreadable(model, images, files=path.is_dir())
+    _check_readable(model, images, files=path.is_dir())
     return images
 
 
@@ -183,14 +183,14 @@ def images_in(path: Path, key: str | None) -> int:
     return len(image_files(path)) if path.is_dir() else len(_array(path, key))
 
 
-def spread(images: Any, count: int) -> Any:
+def sample_evenly(images: Any, count: int) -> Any:
     """Return at most `count` entries from everywhere: files are often sorted by class."""
     step = max(1.0, len(images) / count)
     places = [int(k * step) for k in range(min(count, len(images)))]
     return images[places] if isinstance(images, Tensor) else [images[k] for k in places]
 
 
-def refuse_idle(asked: Namespace, *paths: str | None) -> None:
+def check_idle(asked: Namespace, *paths: str | None) -> None:
     """Refuse options for image files that were given where all images lie in arrays."""
     named = [Path(path) for path in paths if path is not None]
     if not named or not all(path.is_file() for path in named):
@@ -209,7 +209,7 @@ def _folder(path: Path, args: Namespace, model: nn.Module) -> Tensor:
         raise CommandError(
             f"the network reads {channels} channels, and image files have 1 or 3: hand over a .npy"
         )
-    files = spread(image_files(path), args.count)
+    files = sample_evenly(image_files(path), args.count)
     return torch.from_numpy(read_files(path, files, channels == 3, args.resize)) / args.scale
 
 
@@ -290,12 +290,12 @@ def _normalised(x: Tensor, args: Namespace) -> Tensor:
     return x
 
 
-def _reads(model: nn.Module) -> _Reader:
+def _reads(model: nn.Module) -> _ImageReader:
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             axes = _AXES[len(module.kernel_size)]
-            return _Reader(name, module.in_channels, f"(N, {module.in_channels}, {axes})")
-    return _Reader()
+            return _ImageReader(name, module.in_channels, f"(N, {module.in_channels}, {axes})")
+    return _ImageReader()
 
 
 def _shown(images: Tensor) -> str:
@@ -303,7 +303,7 @@ def _shown(images: Tensor) -> str:
 
 
 @torch.no_grad()
-def _refuse_unreadable(model: nn.Module, images: Tensor, *, files: bool) -> None:
+def _check_readable(model: nn.Module, images: Tensor, *, files: bool) -> None:
     like = next(model.parameters(), images)
     try:
         model(images[:1].to(like.device, like.dtype))

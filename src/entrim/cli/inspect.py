@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from entrim.cli.console import columns_of, tell, tell_json, tell_reading
+from entrim.cli.console import columns_of, print_progress, tell_json, tell_reading
 from entrim.cli.model import add_model, read_model
 from entrim.cli.units import sizes
 from entrim.errors import CommandError
@@ -29,7 +29,7 @@ class Entry:
     """One module of the tree."""
 
     name: str
-    kind: str
+    class_name: str
     depth: int
     params: int
     """Of the module and all inside it."""
@@ -75,8 +75,8 @@ def run(args: Namespace) -> int:
         layers = [asdict(entry) for entry in found if entry.leaf]
         tell_json({"model": type(model).__name__, "groups": groups, "layers": layers})
     else:
-        tell(tree(found))
-        tell(_summary(graph))
+        print_progress(tree(found))
+        print_progress(_summary(graph))
     return 0
 
 
@@ -91,7 +91,7 @@ def entries(model: nn.Module, graph: ChannelGraph, macs: Mapping[str, int]) -> I
         group = made.get(name)
         yield Entry(
             name=name,
-            kind=type(module).__name__ if operations is None else operations.get(name, ""),
+            class_name=type(module).__name__ if operations is None else operations.get(name, ""),
             depth=name.count(".") + 1 if name else 0,
             params=params,
             macs=macs.get(name, 0),
@@ -105,14 +105,14 @@ def entries(model: nn.Module, graph: ChannelGraph, macs: Mapping[str, int]) -> I
 
 def _passed(graph: ChannelGraph) -> dict[str, list[tuple[int, str]]]:
     """Return, for layers that pass channels on one by one, how many are of which group."""
-    read = {(site.weight, site.dim) for site in graph.sites}
+    read = {(site.weight, site.dim) for site in graph.consumers}
     found: dict[str, list[tuple[int, str]]] = {}
     for group in graph.groups:
         for member in group.members:
             owner, _, leaf = member.tensor.rpartition(".")
             matrix = leaf == "weight" and len(graph.shapes[member.tensor]) > 1
             if matrix and (member.tensor, member.dim) not in read:
-                count = sum(map(len, member.positions))
+                count = sum(map(len, member.indices))
                 found.setdefault(owner, []).append((count, group.name))
     return found
 
@@ -152,7 +152,7 @@ def _stem(found: Sequence[Entry], place: int) -> str:
     """Return branches, name and kind of one entry."""
     entry = found[place]
     if not entry.depth:
-        return entry.kind
+        return entry.class_name
     branches = ""
     for depth in range(1, entry.depth + 1):
         later = next((e.depth for e in found[place + 1 :] if e.depth <= depth), 0)
@@ -160,11 +160,11 @@ def _stem(found: Sequence[Entry], place: int) -> str:
         branches += (
             ("├─ " if goes_on else "└─ ") if depth == entry.depth else "│  " * goes_on or "   "
         )
-    return f"{branches}{entry.name.rpartition('.')[2]} {entry.kind}".rstrip()
+    return f"{branches}{entry.name.rpartition('.')[2]} {entry.class_name}".rstrip()
 
 
-def _part(value: int, whole: int) -> str:
-    return f"{short(value):>8} {percent(value / max(whole, 1)):>7}" if value else f"{'':>16}"
+def _part(value: int, full: int) -> str:
+    return f"{short(value):>8} {percent(value / max(full, 1)):>7}" if value else f"{'':>16}"
 
 
 def _fate(entry: Entry) -> str:
@@ -186,23 +186,23 @@ def _summary(graph: ChannelGraph) -> str:
 
 
 @torch.no_grad()
-def _macs(model: nn.Module, example: torch.Tensor) -> dict[str, int]:
+def _macs(model: nn.Module, example_inputs: torch.Tensor) -> dict[str, int]:
     """Return the multiply-accumulates of every module for one image."""
-    like = next(model.parameters(), example)
+    like = next(model.parameters(), example_inputs)
     counter = FlopCounterMode(display=False)
     try:
         with counter:
-            model(example.to(like.device, like.dtype))
+            model(example_inputs.to(like.device, like.dtype))
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
         raise CommandError(
-            f"the network cannot read images of shape {tuple(example.shape[1:])} ({said}): pass "
-            "--shape as it was trained with"
+            f"the network cannot read images of shape {tuple(example_inputs.shape[1:])} ({said}): "
+            "pass --shape as it was trained with"
         ) from error
     root = type(model).__name__
     found = {}
     for name, kinds in counter.get_flop_counts().items():
         if name == root or name.startswith(f"{root}."):
             inner = name[len(root) + 1 :]
-            found[inner] = round(sum(kinds.values()) / 2 / len(example))
+            found[inner] = round(sum(kinds.values()) / 2 / len(example_inputs))
     return found

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from entrim.errors import CommandError
-from entrim.export.parity import quiet
+from entrim.export.parity import silence_exporter
 
 _MODES = ("train", "training")
 """What operations call the switch that eval mode turns off."""
@@ -29,7 +29,7 @@ def read_program(file: Path) -> nn.Module:
     if not file.is_file():
         raise CommandError(f"there is no file {file}: name a program that torch.export.save wrote")
     try:
-        with quiet():
+        with silence_exporter():
             program = torch.export.load(file)
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
@@ -37,8 +37,8 @@ def read_program(file: Path) -> nn.Module:
             f"{file} is no exported program that this PyTorch reads ({said}): write it again with "
             "torch.export.save"
         ) from error
-    _refuse_fixed(program, file)
-    _refuse_training(program.graph, file)
+    _check_fixed(program, file)
+    _check_training(program.graph, file)
     model = program.module()
     for module in model.modules():
         for forbidden in ("train", "eval"):  # the mode cannot change, and it is the right one
@@ -46,7 +46,7 @@ def read_program(file: Path) -> nn.Module:
     return model
 
 
-def _refuse_fixed(program: ExportedProgram, file: Path) -> None:
+def _check_fixed(program: ExportedProgram, file: Path) -> None:
     """Refuse a program for one number of images only."""
     inputs = program.graph_signature.user_inputs
     nodes = [node for node in program.graph.nodes if node.name in inputs]
@@ -60,7 +60,7 @@ def _refuse_fixed(program: ExportedProgram, file: Path) -> None:
         )
 
 
-def _refuse_training(graph: fx.Graph, file: Path) -> None:
+def _check_training(graph: fx.Graph, file: Path) -> None:
     """Refuse a program whose operations are those of training mode."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -92,7 +92,7 @@ def add_model(parser: ArgumentParser) -> None:
 
 def read_model(where: str, weights: str | None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is run; a file of weights never is."""
-    _demand_scratch()
+    _require_scratch()
     if where.endswith(".pt2"):
         model = read_program(Path(where))
     else:
@@ -102,7 +102,7 @@ def read_model(where: str, weights: str | None) -> nn.Module:
     return model.eval()
 
 
-def _demand_scratch() -> None:
+def _require_scratch() -> None:
     """Refuse a machine without a folder for temporary files: PyTorch blames the network for it."""
     try:
         tempfile.gettempdir()
@@ -113,12 +113,12 @@ def _demand_scratch() -> None:
         ) from error
 
 
-def read_object(where: str, what: str, kind: str) -> Any:
+def read_object(where: str, noun: str, what: str) -> Any:
     """Return what `where` names in a module or file, whose code is run."""
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:
         raise CommandError(
-            f"{where!r} names no {what}: write package.module:{kind} or path.py:{kind}"
+            f"{where!r} names no {what}: write package.module:{what} or path.py:{what}"
         )
     module = _module(module_name)
     if not hasattr(module, name):
@@ -223,22 +223,22 @@ def _give(model: nn.Module, file: Path) -> None:
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
         raise CommandError(f"{file} holds no state dict: save model.state_dict()")
-    _refuse_misfit(model.state_dict(), found, file)
+    _check_fit(model.state_dict(), found, file)
     model.load_state_dict(dict(found), strict=False)
 
 
-def _refuse_misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], file: Path) -> None:
+def _check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], file: Path) -> None:
     """Refuse weights of another network; only counters of BatchNorm may be missing."""
-    missing = [n for n in wanted if n not in found and not n.endswith("num_batches_tracked")]
-    extra = [name for name in found if name not in wanted]
+    missing = [n for n in expected if n not in found and not n.endswith("num_batches_tracked")]
+    extra = [name for name in found if name not in expected]
     other = [
         f"{name} {list(found[name].shape)} instead of {list(tensor.shape)}"
-        for name, tensor in wanted.items()
+        for name, tensor in expected.items()
         if name in found and found[name].shape != tensor.shape
     ]
     kinds = {"missing": missing, "not in the network": extra, "of another shape": other}
     odd = [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
-    if odd and (prefix := _prefix(wanted, found)):
+    if odd and (prefix := _prefix(expected, found)):
         raise CommandError(
             f"{file} does not fit the network, because all its names begin with {prefix!r}: save "
             f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}"
@@ -250,9 +250,9 @@ def _refuse_misfit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], fi
         )
 
 
-def _prefix(wanted: Iterable[str], found: Collection[str]) -> str:
+def _prefix(expected: Iterable[str], found: Collection[str]) -> str:
     """Return what stands before the names of the network in all that were found, if anything."""
-    for name in wanted:
+    for name in expected:
         for other in found:
             prefix = other.removesuffix(name)
             if other.endswith(f".{name}") and all(key.startswith(prefix) for key in found):

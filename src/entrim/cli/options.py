@@ -11,7 +11,7 @@ from entrim.errors import CommandError
 from entrim.settings import RIDGE
 
 
-def refuse_unwritable(place: Path) -> None:
+def check_writable(place: Path) -> None:
     """Refuse a file that could not be written."""
     if place.is_dir():
         raise CommandError(f"{place} is a folder: name a file")

@@ -4,8 +4,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from entrim.cli.console import tell, tell_json
-from entrim.cli.run_dir import demand_run
+from entrim.cli.console import print_progress, tell_json
+from entrim.cli.run_dir import require_run
 from entrim.errors import CommandError
 from entrim.report.page import FILE, is_report, write
 
@@ -33,18 +33,18 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Write the page and say where."""
-    demand_run(args.folder)
+    require_run(args.folder)
     if args.out is not None and not args.force:
-        _refuse_other(Path(args.out), Path(args.folder, FILE))
+        _check_other(Path(args.out), Path(args.folder, FILE))
     file = write(args.folder, args.out)
     if args.json:
         tell_json({"report": str(file)})
     else:
-        tell(str(file))
+        print_progress(str(file))
     return 0
 
 
-def _refuse_other(file: Path, own: Path) -> None:
+def _check_other(file: Path, own: Path) -> None:
     """Refuse to replace a file that somebody else wrote; a report may be written anew."""
     if file.is_file() and file.resolve() != own.resolve() and not is_report(file):
         raise CommandError(

@@ -12,7 +12,7 @@ from typing import Any
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.report.page import write
 from entrim.report.report_data import COMMAND, commands_in
-from entrim.sparsified import Sparsified
+from entrim.sparsified import SparsifyResult
 from entrim.storage import atomic
 from entrim.storage.checkpoint import UNFINISHED
 from entrim.storage.model_folder import CHECKPOINT, MANIFEST, is_free, read_manifest
@@ -75,7 +75,7 @@ def keeping(place: Path, mark: str, what: str) -> Iterator[None]:
         raise KeyboardInterrupt(kept) from None
 
 
-def refuse_held(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
+def check_held(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
     """Refuse a folder of something else, of another run unless forced, or of one not finished.
 
     `mine` is what this command leaves of a run that was not finished, and takes up again.
@@ -110,7 +110,7 @@ def _plain_words(words: Sequence[str]) -> list[str]:
     return [word for word in words if word not in ("--json", "--debug", "--force")]
 
 
-def demand_run(folder: str) -> None:
+def require_run(folder: str) -> None:
     """Refuse a folder without a finished run, each kind with its own remedy."""
     place = Path(folder)
     if (place / MANIFEST).exists():
@@ -151,7 +151,7 @@ def reported(place: Path, args: Namespace, taken_up: Path | None = None) -> Path
     return write(place)
 
 
-def plain(result: Sparsified, place: Path, page: Path) -> dict[str, Any]:
+def plain(result: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
     """Return what every run tells a machine."""
     record = result.record
     return {

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from entrim.cli.console import tell_reading
-from entrim.cli.images import add_images, read_pictures, refuse_idle
+from entrim.cli.images import add_images, check_idle, read_pictures
 from entrim.cli.model import MODEL, read_model
-from entrim.cli.run_dir import demand_run, read_source
+from entrim.cli.run_dir import read_source, require_run
 from entrim.cli.scores import read_labels
 from entrim.cli.units import sizes
 from entrim.errors import CommandError
@@ -29,7 +29,7 @@ RANDOM = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scene:
+class SavedModel:
     """What is exported, and what it is looked at with."""
 
     small: nn.Module
@@ -55,25 +55,25 @@ def add_saved(parser: ArgumentParser) -> None:
     parser.set_defaults(**dict.fromkeys(_PICTURES))  # None: as the run had it
 
 
-def read_saved(args: Namespace) -> Scene:
+def read_saved(args: Namespace) -> SavedModel:
     """Return the network with its images, as the arguments or the command of the run have it."""
-    demand_run(args.folder)  # before any code is run
+    require_run(args.folder)  # before any code is run
     run = read_source(Path(args.folder))
     pictures = Namespace(**{name: _either(args, run, name) for name in _PICTURES})
     source, noted = pictures.images, args.images is None
-    refuse_idle(args, source)
+    check_idle(args, source)
     tell_reading(args.folder, None if args.shape else source)
     model = _original(args, run)
     small = load(model, args.folder).eval()
     if noted and (args.shape or source is None or not Path(source).exists()):
-        return Scene(small=small, images=_random(args, small, source), source=None)
+        return SavedModel(small=small, images=_random(args, small, source), source=None)
     images = read_pictures(pictures, small)
     if not _labelled(args):
-        return Scene(small=small, images=images, source=source)
+        return SavedModel(small=small, images=images, source=source)
     labels = read_labels(args, Path(source), pictures.key, pictures.count)
     known = args.model is None or args.weights is not None
     original = model if known else None
-    return Scene(small=small, images=images, source=source, labels=labels, original=original)
+    return SavedModel(small=small, images=images, source=source, labels=labels, original=original)
 
 
 def _labelled(args: Namespace) -> bool:
@@ -106,13 +106,13 @@ def _original(args: Namespace, run: Mapping[str, Any]) -> nn.Module:
         ) from error
 
 
-def _random(args: Namespace, small: nn.Module, gone: str | None) -> Tensor:
+def _random(args: Namespace, small: nn.Module, removed: str | None) -> Tensor:
     """Return random images, which can tell whether two networks are the same, and no more."""
     for option in ("int8", "labels"):
         if getattr(args, option):
             raise CommandError(f"--{option} needs images, and none are at hand: pass --images PATH")
     if args.shape is None:
-        why = "" if gone is None else f" (those of the run, {gone}, are not here)"
+        why = "" if removed is None else f" (those of the run, {removed}, are not here)"
         raise CommandError(
             f"there are no images to compare on{why}: pass --images PATH, or --shape C,H,W for "
             "random ones"

@@ -10,11 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrim.cli.images import entry_of, held_in, image_files, images_in, read_pictures, spread
+from entrim.cli.images import (
+    entry_of,
+    held_in,
+    image_files,
+    images_in,
+    read_pictures,
+    sample_evenly,
+)
 from entrim.cli.model import read_object
 from entrim.errors import CommandError, EntrimError
 from entrim.graph.eager import call
-from entrim.sparsified import Sparsified
+from entrim.sparsified import SparsifyResult
 from entrim.storage.checkpoint import fingerprint
 
 _BATCH = 250
@@ -52,11 +59,11 @@ class Accuracy:
         return 100 * right / len(self.labels)
 
 
-def add_score(parser: ArgumentParser, why: str = "") -> None:
+def add_score(parser: ArgumentParser, reason: str = "") -> None:
     """Add the arguments that say what is scored; `why` is for commands that need no labels."""
     group = parser.add_argument_group(
         "metric",
-        why
+        reason
         or "accuracy on labelled images, or a function of your own; score on other images than "
         "those you report on",
     )
@@ -89,12 +96,12 @@ def optional_metric(args: Namespace, model: nn.Module) -> Metric | None:
     return read_metric(args, model) if asked else None
 
 
-def scored(result: Sparsified, metric: Metric | None) -> Sparsified:
+def scored(result: SparsifyResult, metric: Metric | None) -> SparsifyResult:
     """Return `result` with the metric before and after in its record, where there is one."""
     if metric is None:
         return result
     try:
-        return result.scored(metric.score, metric.name, on=metric.on)
+        return result.with_scores(metric.score, metric.name, on=metric.on)
     except Exception as error:
         said = f"{error}" if isinstance(error, EntrimError) else f"{type(error).__name__}: {error}"
         raise CommandError(
@@ -122,7 +129,7 @@ def _accuracy(args: Namespace, model: nn.Module) -> Metric:
     sight = {**vars(args), "images": str(path), "key": key, "count": args.test_count}
     images = read_pictures(Namespace(**sight), model)
     labels = read_labels(args, path, key, args.test_count)
-    _refuse_other_classes(model, images, labels)
+    _check_classes(model, images, labels)
     identity = _short(f"{_ACCURACY} {fingerprint([images, labels])}")
     on = f"{len(labels):,} images of {path}"
     return Metric(Accuracy(images, labels), _ACCURACY, identity, on)
@@ -136,7 +143,7 @@ def read_labels(args: Namespace, path: Path, key: str | None, count: int) -> Ten
             f"there are {len(labels)} labels for the {number} images in {path}: hand over one for "
             "every image, in the same order"
         )
-    return spread(labels, count)
+    return sample_evenly(labels, count)
 
 
 def _labels(args: Namespace, path: Path) -> Tensor:
@@ -146,21 +153,21 @@ def _labels(args: Namespace, path: Path) -> Tensor:
         if not file.is_file():
             raise CommandError(f"there is no file {file}: name the labels with --labels FILE")
         held = entry_of(held_in(file), file, args.labels_key, "--labels-key")
-        return _whole(held[1] if isinstance(held, tuple | list) and len(held) > 1 else held, file)
+        return _full(held[1] if isinstance(held, tuple | list) and len(held) > 1 else held, file)
     if path.is_dir():
         return _by_folder(path)
     held = held_in(path)
     if args.labels_key is not None and isinstance(held, dict):
-        return _whole(entry_of(held, path, args.labels_key, "--labels-key"), path)
+        return _full(entry_of(held, path, args.labels_key, "--labels-key"), path)
     if isinstance(held, tuple | list) and len(held) > 1:
-        return _whole(held[1], path)
+        return _full(held[1], path)
     raise CommandError(
         f"nothing tells the classes of the images in {path}: pass --labels FILE, --labels-key KEY "
         "of the same file, or --metric"
     )
 
 
-def _whole(held: Any, file: Path) -> Tensor:
+def _full(held: Any, file: Path) -> Tensor:
     try:
         labels = torch.as_tensor(held)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -188,7 +195,7 @@ def _by_folder(path: Path) -> Tensor:
 
 
 @torch.no_grad()
-def _refuse_other_classes(model: nn.Module, images: Tensor, labels: Sequence[int] | Tensor) -> None:
+def _check_classes(model: nn.Module, images: Tensor, labels: Sequence[int] | Tensor) -> None:
     """Refuse labels that cannot be columns of the network's outputs."""
     like = next(model.parameters(), images)
     said = model(images[:1].to(like.device, like.dtype))

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from entrim.cli import units as amounts
-from entrim.cli.console import Progress, sizes, table, tell, tell_json, tell_reading
-from entrim.cli.images import add_images, read_pictures, refuse_idle
+from entrim.cli.console import Progress, print_progress, sizes, table, tell_json, tell_reading
+from entrim.cli.images import add_images, check_idle, read_pictures
 from entrim.cli.model import add_model, read_model
 from entrim.cli.options import add_method, given, method_of
 from entrim.cli.run_dir import LOGS, keeping, note, plain, reported, reserved
 from entrim.cli.scores import Metric, add_score, read_metric
 from entrim.errors import BadSettingError, CommandError, StorageError
-from entrim.hpo.search import Searched, at_work, forget, search
+from entrim.hpo.search import SearchResult, at_work, forget, search
 from entrim.hpo.trial import SearchRecord, Trial
 from entrim.report.numbers import percent
-from entrim.sparsified import Sparsified
+from entrim.sparsified import SparsifyResult
 from entrim.storage.model_folder import alone
 
 RECORD = "search.json"
@@ -50,7 +50,7 @@ def add(subparsers: Any) -> ArgumentParser:
     add_score(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the search")
     parser.add_argument(
-        "--pick", type=amounts.pick, default=0.99, metavar="99%",
+        "--pick", type=amounts.parse_choice, default=0.99, metavar="99%",
         help="save the smallest network that holds this share of the original's metric (99%%), or "
         "the trial of this number",
     )  # fmt: skip
@@ -91,8 +91,8 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Search, print the front, save the network that was asked for."""
     place = Path(args.out)
-    refuse_idle(args, args.images, args.test_images)
-    with keeping(place, LOGS, "the trials that ended are"), reserved(place, _refuse_other):
+    check_idle(args, args.images, args.test_images)
+    with keeping(place, LOGS, "the trials that ended are"), reserved(place, _check_other):
         tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         images = read_pictures(args, model)
@@ -102,14 +102,14 @@ def run(args: Namespace) -> int:
         try:
             trial = picked(found, args.pick)
         except BadSettingError:
-            _tell(found.record, metric, args.json)
+            _print_result(found.record, metric, args.json)
             raise
         folder = place / f"trial-{trial.number}"
         small = _made(found, trial, metric)
         with alone(place):
             small.save(folder)
             page = reported(folder, args)
-    _tell(found.record, metric, args.json, (trial, small, folder, page))
+    _print_result(found.record, metric, args.json, (trial, small, folder, page))
     return 0
 
 
@@ -125,26 +125,28 @@ def options(args: Namespace) -> dict[str, Any]:
     return found
 
 
-def picked(found: Searched, pick: int | float) -> Trial:
+def picked(found: SearchResult, choice: int | float) -> Trial:
     """Return the trial of this number, or the smallest that holds this share of the metric."""
-    if isinstance(pick, int):
+    if isinstance(choice, int):
         scored = {t.number: t for t in found.record.trials if t.score is not None}
-        if pick not in scored:
+        if choice not in scored:
             front = ", ".join(str(trial.number) for trial in found.front)
             raise BadSettingError(
-                f"trial {pick} was not scored: pass --pick with one of the front, {front}"
+                f"trial {choice} was not scored: pass --pick with one of the front, {front}"
             )
-        return scored[pick]
+        return scored[choice]
     intact = found.record.intact
     if intact <= 0:
         raise BadSettingError(
             f"the original scores {intact:.4g}, and a share of that means nothing: pass --pick "
             "with the number of a trial"
         )
-    return found.smallest(pick * intact)
+    return found.smallest(choice * intact)
 
 
-def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Metric) -> Searched:
+def _searched(
+    args: Namespace, place: Path, model: Any, images: Any, metric: Metric
+) -> SearchResult:
     """Search in the notebook of this metric; one by another metric or of other images is left."""
     file = place / f"search-{metric.identity}.log"
     if not all(forget(other) for other in place.glob(LOGS) if other != file):
@@ -163,12 +165,12 @@ def _searched(args: Namespace, place: Path, model: Any, images: Any, metric: Met
         ) from error
 
 
-def _made(found: Searched, trial: Trial, metric: Metric) -> Sparsified:
+def _made(found: SearchResult, trial: Trial, metric: Metric) -> SparsifyResult:
     """Return the network of a trial; its record says that its score was what was searched by."""
     on = metric.on and f"{metric.on}, those that the search went by"
     with Progress() as progress:
         progress.head(f"trial {trial.number}")
-        return found.sparsified(trial, name=metric.name, on=on, on_step=progress)
+        return found.sparsify(trial, name=metric.name, on=on, on_step=progress)
 
 
 def _note(place: Path, record: SearchRecord, metric: Metric) -> None:
@@ -180,7 +182,7 @@ def _note(place: Path, record: SearchRecord, metric: Metric) -> None:
             note(file, {"metric": metric.name, **json.loads(record.to_json())})
 
 
-def _refuse_other(place: Path) -> None:
+def _check_other(place: Path) -> None:
     names = [entry.name for entry in place.iterdir()]
     if names != [".entrim.lock"] and not list(place.glob(LOGS)):
         raise CommandError(
@@ -188,23 +190,23 @@ def _refuse_other(place: Path) -> None:
         )
 
 
-def _tell(
+def _print_result(
     record: SearchRecord,
     metric: Metric,
     as_json: bool,
-    saved: tuple[Trial, Sparsified, Path, Path] | None = None,
+    saved: tuple[Trial, SparsifyResult, Path, Path] | None = None,
 ) -> None:
     if as_json:
         tell_json(_plain(record, metric, saved))
         return
-    tell(
+    print_progress(
         f"{len(record.trials)} trials, {record.spared} of them not scored; {metric.name} of the "
         f"original: {record.intact:.4g}\n\n{front(record, metric.name)}"
     )
     if saved is not None:
         trial, small, folder, page = saved
-        tell(f"\ntrial {trial.number}:\n{sizes(small.record)}")
-        tell(f"\nsaved in {folder}, report {page}")
+        print_progress(f"\ntrial {trial.number}:\n{sizes(small.record)}")
+        print_progress(f"\nsaved in {folder}, report {page}")
 
 
 def front(record: SearchRecord, metric: str) -> str:
@@ -226,7 +228,7 @@ def _row(trial: Trial, parts: dict[str, Any]) -> list[str]:
 
 
 def _plain(
-    record: SearchRecord, metric: Metric, saved: tuple[Trial, Sparsified, Path, Path] | None
+    record: SearchRecord, metric: Metric, saved: tuple[Trial, SparsifyResult, Path, Path] | None
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "metric": metric.name,

@@ -14,20 +14,20 @@ from torch import Tensor
 from entrim.budget import Budget
 from entrim.choose import SELECTORS
 from entrim.cli import units as amounts
-from entrim.cli.console import Progress, sizes, tell, tell_json, tell_reading, widths
-from entrim.cli.images import add_images, held_in, read_pictures, refuse_idle
+from entrim.cli.console import Progress, print_progress, sizes, tell_json, tell_reading, widths
+from entrim.cli.images import add_images, check_idle, held_in, read_pictures
 from entrim.cli.model import add_model, read_model
 from entrim.cli.options import add_method, given, method_of
-from entrim.cli.run_dir import add_out, keeping, noted, plain, refuse_held, reserved
+from entrim.cli.run_dir import add_out, check_held, keeping, noted, plain, reserved
 from entrim.cli.scores import add_score, optional_metric, scored
 from entrim.errors import CommandError, OtherRunError
 from entrim.pipeline import sparsify
 from entrim.records import Record
 from entrim.report.page import FILE, html
-from entrim.report.report_data import COMMAND, Story
-from entrim.sparsified import Sparsified
-from entrim.storage.checkpoint import UNFINISHED, Journal
-from entrim.surgery.structure import Origin
+from entrim.report.report_data import COMMAND, ReportData
+from entrim.sparsified import SparsifyResult
+from entrim.storage.checkpoint import UNFINISHED, CheckpointStore
+from entrim.surgery.structure import SourceModel
 
 _EXAMPLES = """\
 examples:
@@ -108,10 +108,10 @@ def _add_options(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Make the network smaller, save, report, sum up."""
     place = Path(args.out)
-    refuse_idle(args, args.images, args.test_images)
-    journal = Journal(folder=place / UNFINISHED, discard=args.force)
+    check_idle(args, args.images, args.test_images)
+    journal = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
     replaces = args.force or journal.through
-    refuse = partial(refuse_held, args=args, force=replaces, mine=UNFINISHED)
+    refuse = partial(check_held, args=args, force=replaces, mine=UNFINISHED)
     with _own(place), keeping(place, UNFINISHED, "what is finished is"), reserved(place, refuse):
         tell_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
@@ -128,7 +128,7 @@ def run(args: Namespace) -> int:
         tell_json(_plain(small, place, page))
     else:
         told = widths(small.record), sizes(small.record), f"saved in {place}, report {page}"
-        tell("\n\n".join(told))
+        print_progress("\n\n".join(told))
     return 0
 
 
@@ -176,15 +176,17 @@ def _own(place: Path) -> Iterator[None]:
         ) from error
 
 
-def _saved(small: Sparsified, place: Path, journal: Journal, note: Mapping[str, Any]) -> Path:
+def _saved(
+    small: SparsifyResult, place: Path, journal: CheckpointStore, note: Mapping[str, Any]
+) -> Path:
     """Save network, note and page; on a full disk what was there before stays as it was.
 
     The small files are written first and aside: behind the network itself they are only renamed.
     """
-    origin = Origin.of(small.model)
+    origin = SourceModel.of(small.model)
     assert origin is not None
     record = Record.from_json(small.record.to_json())
-    story = Story.of(place, record, origin.tensors, [note["command"]])
+    story = ReportData.of(place, record, origin.tensors, [note["command"]])
     aside = {
         COMMAND: journal.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
         FILE: journal.set_aside(FILE, html(story).encode()),
@@ -196,7 +198,7 @@ def _saved(small: Sparsified, place: Path, journal: Journal, note: Mapping[str, 
     return place / FILE
 
 
-def _plain(small: Sparsified, place: Path, page: Path) -> dict[str, Any]:
+def _plain(small: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
     groups = small.record.groups
     return plain(small, place, page) | {
         "kept": {group.name: list(group.kept) for group in groups},

@@ -68,7 +68,7 @@ def shares(text: str) -> tuple[float, float]:
     return low, high
 
 
-def pick(text: str) -> int | float:
+def parse_choice(text: str) -> int | float:
     """Return a share of the metric, 99% or 0.99, or the number of a trial.
 
     >>> pick("99%"), pick("0.95"), pick("7"), pick("100%")

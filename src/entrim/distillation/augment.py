@@ -44,9 +44,9 @@ class Augmentation:
         share = torch.rand(2, count, generator=generator)
         flipped = torch.rand(count, generator=generator) < 0.5
         if isinstance(batch, Tensor):
-            return self._moved(batch, share, flipped)
+            return self._shift(batch, share, flipped)
         return {
-            name: self._moved(value, share, flipped) if _is_image(value) else value
+            name: self._shift(value, share, flipped) if _is_image(value) else value
             for name, value in batch.items()
         }
 
@@ -54,7 +54,7 @@ class Augmentation:
         """Return the largest shift down and to the right, in pixels."""
         return [round(self.shift * side) for side in images.shape[2:]]
 
-    def _moved(self, images: Tensor, share: Tensor, flipped: Tensor) -> Tensor:
+    def _shift(self, images: Tensor, share: Tensor, flipped: Tensor) -> Tensor:
         (high, wide), (height, width) = self._most(images), images.shape[2:]
         padded = F.pad(images, (wide, wide, high, high), mode="reflect")
         top = (share[0] * (2 * high + 1)).long()[:, None] + torch.arange(height)

@@ -1,9 +1,8 @@
-"""Recovery without labels: the smaller network learns to say what the original says."""
+"""Distillation: train the pruned network to reproduce the outputs of the original."""
 
-import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,117 +10,119 @@ from typing import Any
 import torch
 from torch import nn
 
-from entrim.calibration.data import Calibration, Images, read_images
+from entrim.calibration.data import CalibrationData, Images, read_images
+from entrim.callbacks import Callback, Progress
+from entrim.config import Distillation
 from entrim.distillation.augment import Augmentation
-from entrim.distillation.loss import task_of
-from entrim.distillation.trainer import Recipe, Trained, train
+from entrim.distillation.loss import distillation_task
+from entrim.distillation.trainer import TrainingConfig, TrainingResult, train
 from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
 from entrim.graph.eager import neutral_context, unwrap
-from entrim.records import Distilled, Step, now
-from entrim.sparsified import Sparsified
+from entrim.pipeline import Pruner
+from entrim.records import Distilled, now
+from entrim.results import SparsifyResult
 from entrim.surgery.plan import Plan
 from entrim.surgery.structure import values_of
 
 
 @neutral_context()
 def distill(
-    result: Sparsified,
-    images: Images,
+    result: SparsifyResult,
+    images: Images | Pruner,
+    distillation: Distillation = Distillation(),  # noqa: B008
     *,
-    epochs: int = 10,
-    learning_rate: float = 1e-3,
-    batch: int = 64,
-    temperature: float = 4.0,
-    shift: float = 1 / 16,
-    flip: bool = False,
-    held_out: float = 0.1,
-    patience: int | None = 5,
-    seed: int = 0,
     teacher: nn.Module | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    on_step: Callable[[Step], None] | None = None,
-) -> Sparsified:
-    """Return the smaller network, trained for a short time to say what the original says.
+    callbacks: Sequence[Callback] | None = None,
+) -> SparsifyResult:
+    """Return the pruned network, trained to reproduce the outputs of the original.
 
-    For when `sparsify` alone loses more than you can bear, and there is time to train but are no
-    labels. `images` are given as to `sparsify`, the same ones or, better, more. `result` is not
-    touched. The loss is the divergence KL(original || small) of the softmax where the network puts
-    out one matrix of several columns, otherwise the squared error relative to the variance of the
-    original's outputs. Part of the images is held out; what is returned is the state with the least
-    loss on them, and the start is one of the candidates. All weights learn; BatchNorm keeps its
-    statistics and dropout rests. A score in the record, and the error of the outputs, are those of
-    the network before: they are dropped, see `Sparsified.scored`.
+    For cases in which `sparsify` alone loses too much accuracy, and there is time to train but
+    there are no labels. The loss is the divergence KL(original || pruned) of the softmax for a
+    classifier, otherwise the squared error relative to the variance of the original outputs. All
+    weights are trained; BatchNorm keeps its statistics, and dropout is off. The returned state has
+    the lowest loss on hold-out images; the state before the training is a candidate too. A score
+    and the error of the outputs belong to the network before: they are dropped from the record.
 
-    - `epochs`, `learning_rate`, `batch`: how long, how fast (falling to 0 as a cosine), how many
-      images a step. A loss that becomes NaN ends the run with a `DivergedWarning`: lower the rate.
-    - `temperature`: softens both softmaxes; more looks at unlikely classes too.
-    - `shift`: every image is moved by up to this part of its height and width each time it is seen,
-      0 for never; then the original runs once an image instead of once an image and epoch.
-    - `flip`: mirror half of the images, for photographs; not for digits, letters or traffic signs.
-    - `held_out`: the part of the images that tells when to stop; `patience`: after how many epochs
-      without a better loss on them, None for never.
-    - `seed`: of the order, the shifts and the choice of what is held out.
-    - `teacher`: whom to learn from, by default `result.original`.
-    - `checkpoint`: a file; a run that was stopped or killed goes on from there, to the same bits
-      on the same machine and number of threads.
-    - `on_step`: called with a `Step` after each batch.
+    Parameters
+    ----------
+    result : SparsifyResult
+        The result of `sparsify`; it is not modified.
+    images : Tensor, iterable or Pruner
+        Images as for `sparsify`, the same ones or, better, more; those of a `Pruner` if one is
+        passed.
+    distillation : Distillation
+        How to train.
+    teacher : nn.Module, optional
+        The network to learn from; by default `result.original`.
+    checkpoint : path, optional
+        A file. An interrupted run continues from it, with the same result on the same machine and
+        number of threads.
+    callbacks : list of Callback, optional
+        Receive the progress.
 
+    Returns
+    -------
+    SparsifyResult
+
+    Warns
+    -----
+    DivergedWarning
+        The loss became NaN: lower the learning rate.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
     >>> x = torch.randn(600, 8)
-    >>> better = entrim.distill(entrim.sparsify(net, x[:99], widths={"0": 4}), x)
+    >>> better = entrim.distill(entrim.sparsify(net, x[:99], entrim.Widths({"0": 4})), x)
     >>> better.record.distilled.after < better.record.distilled.before
     True
     """
-    if not isinstance(result, Sparsified):
+    if not isinstance(result, SparsifyResult):
         raise BadSettingError(
-            f"this is a {type(result).__name__}: hand over what entrim.sparsify() returned"
+            f"this is a {type(result).__name__}: pass the result of entrim.sparsify()"
         )
-    recipe = Recipe(
-        epochs=epochs,
-        batch=batch,
-        learning_rate=learning_rate,
+    if not isinstance(distillation, Distillation):
+        raise BadSettingError(
+            f"distillation is a {type(distillation).__name__}: pass entrim.Distillation(...)"
+        )
+    config = TrainingConfig(
+        epochs=distillation.epochs,
+        batch=distillation.batch_size,
+        learning_rate=distillation.learning_rate,
         mode="eval",
-        patience=patience,
-        seed=seed,
+        patience=distillation.patience,
+        seed=distillation.seed,
     )
-    if not 0 < temperature < math.inf:
-        raise BadSettingError(f"temperature is {temperature}: it must be positive, 1 for none")
-    data = _read(images, result.model)
-    held = _held(data.count, held_out)
-    task = task_of(
+    data = images.images if isinstance(images, Pruner) else _read(images, result.model)
+    held = _holdout_size(data.count, distillation.holdout)
+    task = distillation_task(
         _teacher(result, teacher),
         data,
         held,
-        Augmentation(shift=shift, flip=flip),
-        temperature,
-        seed,
+        Augmentation(shift=distillation.shift, flip=distillation.flip),
+        distillation.temperature,
+        distillation.seed,
     )
     trained = train(
         result.model,
         task,
-        recipe,
+        config,
         checkpoint=None if checkpoint is None else Path(checkpoint),
         stage="distill",
-        on_step=on_step,
+        report=Progress.of(callbacks).report,
     )
-    settings = {
-        **asdict(recipe),
-        "temperature": temperature,
-        "shift": shift,
-        "flip": flip,
-        "held_out": held_out,
-    }
-    return _handed_out(result, trained, task.count, held, settings)
+    return _result(result, trained, task.count, held, asdict(distillation))
 
 
-def _read(images: Images, model: nn.Module) -> Calibration:
+def _read(images: Images, model: nn.Module) -> CalibrationData:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     return read_images(images, like.device, like.dtype)
 
 
-def _teacher(result: Sparsified, teacher: nn.Module | None) -> nn.Module:
+def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:
     found = result.original if teacher is None else teacher
     if not isinstance(found, nn.Module):
         raise BadSettingError(
@@ -130,22 +131,20 @@ def _teacher(result: Sparsified, teacher: nn.Module | None) -> nn.Module:
     return unwrap(found)
 
 
-def _held(count: int, share: float) -> int:
+def _holdout_size(count: int, share: float) -> int:
     """Return how many images are held out."""
-    if not 0 < share < 1:
-        raise BadSettingError(f"held_out is {share}: it is a part of the images, such as 0.1")
     held = round(share * count)
     if not 2 <= held <= count - 2:
         raise BadImagesError(
-            f"{count} images leave {held} to hold out and {count - held} to learn from: hand over "
-            "more, or another held_out, for at least 2 of each"
+            f"{count} images leave {held} to hold out and {count - held} to learn from: pass more "
+            "images or another holdout, for at least 2 of each"
         )
     return held
 
 
-def _handed_out(
-    result: Sparsified, trained: Trained, count: int, held: int, settings: dict[str, Any]
-) -> Sparsified:
+def _result(
+    result: SparsifyResult, trained: TrainingResult, count: int, held: int, settings: dict[str, Any]
+) -> SparsifyResult:
     """Return the trained network with a plan that makes it, and what was done in the record."""
     old, new = values_of(result.model), values_of(trained.model)
     weights = {
@@ -159,7 +158,7 @@ def _handed_out(
         notes = (*notes, trained.ending)
     done = Distilled(
         images=count,
-        held_out=held,
+        holdout=held,
         settings=settings,
         before=trained.before,
         after=trained.after,

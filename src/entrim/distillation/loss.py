@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entrim.allocation.sensitivity import OutputGap, are_logits
-from entrim.calibration.data import Calibration
+from entrim.calibration.data import CalibrationData
 from entrim.distillation.augment import Augmentation, Batch
-from entrim.distillation.trainer import Task
+from entrim.distillation.trainer import TrainingTask
 from entrim.errors import BadSettingError
 from entrim.graph.eager import call, copy_without_hooks, samples
 from entrim.storage.checkpoint import fingerprint
@@ -21,14 +21,14 @@ VIEWS = 4
 _CHUNK = 250
 
 
-def task_of(
+def distillation_task(
     teacher: nn.Module,
-    images: Calibration,
+    images: CalibrationData,
     held: int,
     augment: Augmentation,
     temperature: float,
     seed: int,
-) -> Task:
+) -> TrainingTask:
     """Return the task of saying what `teacher` says on `images`, of which `held` are held out.
 
     What is held out is shifted too, once and for all: the images that a network was rebuilt on
@@ -38,7 +38,7 @@ def task_of(
     generator = torch.Generator().manual_seed(seed)
     out, rest = torch.randperm(images.count, generator=generator).tensor_split([held])
     moves = augment.changes(images.batch(slice(0, 1)))
-    judge = _Judge.of(
+    judge = DistillationLoss.of(
         still,
         [
             augment(images.batch(index), generator)
@@ -47,24 +47,28 @@ def task_of(
         ],
         temperature,
     )
-    known = None if moves else _known(still, [images.batch(index) for index in rest.split(_CHUNK)])
+    known = (
+        None
+        if moves
+        else _precompute_outputs(still, [images.batch(index) for index in rest.split(_CHUNK)])
+    )
 
     def loss(model: nn.Module, index: Tensor, drawn: torch.Generator) -> Tensor:
         batch = augment(images.batch(rest[index]), drawn)
         wanted = [leaf[index] for leaf in known] if known else outputs(still, batch)
         return judge.distance(outputs(model, batch), wanted)
 
-    return Task(
+    return TrainingTask(
         count=len(rest),
         loss=loss,
-        held_out=judge.loss,
+        holdout=judge.loss,
         identity=fingerprint([*images.arguments.values(), *values_of(still).values()])
         + f" {images.fixed} {held} {augment} {temperature}",
     )
 
 
 @torch.no_grad()
-def _known(teacher: nn.Module, batches: list[Batch]) -> list[Tensor] | None:
+def _precompute_outputs(teacher: nn.Module, batches: list[Batch]) -> list[Tensor] | None:
     """Return every output of the teacher on all batches; None where images are not first there."""
     found = [outputs(teacher, batch) for batch in batches]
     for batch, leaves_of_batch in zip(batches, found, strict=True):
@@ -79,17 +83,17 @@ def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Judge:
+class DistillationLoss:
     """The images that are held out, what the teacher says on them, and the distance from that."""
 
     batches: list[Batch]
-    wanted: list[list[Tensor]]
+    target: list[list[Tensor]]
     spreads: list[float]
     """The variance of every output over the images; 1 where it is constant."""
     temperature: float
 
     @classmethod
-    def of(cls, teacher: nn.Module, batches: list[Batch], temperature: float) -> "_Judge":
+    def of(cls, teacher: nn.Module, batches: list[Batch], temperature: float) -> "DistillationLoss":
         """Return the judge, with the teacher asked once."""
         with torch.no_grad():
             wanted = [outputs(teacher, batch) for batch in batches]
@@ -104,15 +108,15 @@ class _Judge:
                 gap.add(output, output, samples(batch))
         return cls(batches, wanted, [gap.variance or 1.0 for gap in gaps], temperature)
 
-    def distance(self, found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    def distance(self, found: list[Tensor], target: list[Tensor]) -> Tensor:
         """Return T^2 KL(wanted || found) of the softmax at temperature T, or the relative error."""
-        if are_logits(wanted):
+        if are_logits(target):
             heat = self.temperature
-            own, aim = (F.log_softmax(x[0] / heat, 1) for x in (found, wanted))
+            own, aim = (F.log_softmax(x[0] / heat, 1) for x in (found, target))
             return heat**2 * F.kl_div(own, aim, reduction="batchmean", log_target=True)
         parts = [
             F.mse_loss(own, aim) / spread
-            for own, aim, spread in zip(found, wanted, self.spreads, strict=True)
+            for own, aim, spread in zip(found, target, self.spreads, strict=True)
         ]
         return torch.stack(parts).mean()
 
@@ -121,6 +125,6 @@ class _Judge:
         found = [outputs(model, batch) for batch in self.batches]
         pairs = [
             (float(self.distance(own, aim)), samples(batch))
-            for own, aim, batch in zip(found, self.wanted, self.batches, strict=True)
+            for own, aim, batch in zip(found, self.target, self.batches, strict=True)
         ]
         return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)

@@ -1,7 +1,7 @@
 """One training loop that can be stopped, killed and resumed to the same bits.
 
 Everything random in an epoch follows from the seed and the number of the epoch; what a checkpoint
-holds decides the rest: tensors of the network, of its best state and of the optimiser, the states
+holds decides the rest: tensors of the network, of its best state and of the optimizer, the states
 of the random generators, and how far the run is. The learning rate is a function of the step.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from entrim.callbacks import ProgressEvent
 from entrim.errors import BadSettingError
-from entrim.graph.eager import copy_module, hooks_removed, own_randomness
-from entrim.records import Step
+from entrim.graph.eager import copy_module, isolate_random_state, remove_hooks
 from entrim.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
 from entrim.surgery.structure import values_of
 
@@ -30,7 +30,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 """The learning rate relative to its start, by the part of the run that is done."""
 
-OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, nesterov=True, **options),
     "momentum": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, **options),
@@ -38,30 +38,30 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingConfig:
     """How a network is trained."""
 
     epochs: int
     batch: int
     learning_rate: float
-    optimiser: str = "adam"
+    optimizer: str = "adam"
     """Or "sgd", with Nesterov's momentum 0.9, or "momentum", with a plain one."""
     weight_decay: float = 0.0
     schedule: str = "cosine"
-    halve_every: int | None = None
+    step_size: int | None = None
     """Epochs after which the learning rate is halved, again and again, on top of the schedule."""
     mode: str = "train"
     """Or "eval": dropout rests and BatchNorm keeps its statistics, while all weights learn."""
     patience: int | None = None
     """Epochs without a better loss on the images held out before the run stops; None for never."""
-    hand_out: str = "best"
+    return_state: str = "best"
     """The state with the least loss on the images held out, or the "last"."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "patience", "halve_every"):
+        for name in ("epochs", "batch", "patience", "step_size"):
             value = getattr(self, name)
-            if value is None and name in ("patience", "halve_every"):
+            if value is None and name in ("patience", "step_size"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadSettingError(f"{name} is {value!r}: hand over a whole number from 1")
@@ -70,10 +70,10 @@ class Recipe:
         if not 0 <= self.weight_decay < math.inf:
             raise BadSettingError(f"weight_decay is {self.weight_decay}: hand over 0 or more")
         for name, known in (
-            ("optimiser", OPTIMISERS),
+            ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
             ("mode", ("train", "eval")),
-            ("hand_out", ("best", "last")),
+            ("return_state", ("best", "last")),
         ):
             if getattr(self, name) not in known:
                 choice = ", ".join(map(repr, known))
@@ -83,15 +83,15 @@ class Recipe:
         """Return the learning rate in `epoch`, counted from 0, when this part of the run is done.
 
         >>> recipe = Recipe(
-        ...     epochs=20, batch=1, learning_rate=1.0, schedule="constant", halve_every=7
+        ...     epochs=20, batch=1, learning_rate=1.0, schedule="constant", step_size=7
         ... )
         >>> [recipe.rate(epoch, epoch / 20) for epoch in (0, 6, 7, 13, 14, 19)]
         [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
         """
-        halved = 0 if self.halve_every is None else epoch // self.halve_every
+        halved = 0 if self.step_size is None else epoch // self.step_size
         return self.learning_rate * SCHEDULES[self.schedule](done) * 0.5**halved
 
-    def continues(self, shorter: "Recipe") -> bool:
+    def continues(self, shorter: "TrainingConfig") -> bool:
         """Return whether a run of `shorter` is the beginning of a run of this recipe.
 
         It is where fewer epochs are all that differs and the schedule does not look at the end.
@@ -101,21 +101,21 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Task:
+class TrainingTask:
     """What a network shall learn."""
 
     count: int
     """The images to learn from; they are named by their numbers."""
     loss: Callable[[nn.Module, Tensor, torch.Generator], Tensor]
     """The mean loss on the images of these numbers; whatever is random comes from the generator."""
-    held_out: Callable[[nn.Module], float]
+    holdout: Callable[[nn.Module], float]
     """The loss on images that are not learned from; it is asked in eval mode, without gradients."""
     identity: str
     """A fingerprint of images and aims: a checkpoint of other ones is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class TrainingResult:
     """The network that was handed out, and how it came there."""
 
     model: nn.Module
@@ -150,7 +150,7 @@ def states_of(own: torch.Generator) -> dict[str, Any]:
     }
 
 
-def put_back(own: torch.Generator, states: dict[str, Any]) -> None:
+def restore_states(own: torch.Generator, states: dict[str, Any]) -> None:
     """Put all generators where `states_of` found them."""
     own.set_state(states["own"])
     torch.set_rng_state(states["cpu"])
@@ -175,7 +175,7 @@ class Mark:
 
     def go_back(self, model: nn.Module, own: torch.Generator) -> None:
         """Put buffers and generators back."""
-        put_back(own, self.states)
+        restore_states(own, self.states)
         for name, buffer in model.named_buffers():
             buffer.copy_(self.buffers[name])
 
@@ -187,18 +187,18 @@ _ALL_RUN = "all epochs were run"
 
 def train(
     model: nn.Module,
-    task: Task,
-    recipe: Recipe,
+    task: TrainingTask,
+    recipe: TrainingConfig,
     *,
     checkpoint: Path | None = None,
-    shorter: tuple[Recipe, Path] | None = None,
+    shorter: tuple[TrainingConfig, Path] | None = None,
     every: float = EVERY,
     stage: str = "train",
-    on_step: Callable[[Step], None] | None = None,
-) -> Trained:
+    report: Callable[[ProgressEvent], None] | None = None,
+) -> TrainingResult:
     """Return a trained copy of `model`, in the state with the least loss on the images held out.
 
-    Where `recipe.hand_out` is "last" it is the state after the last epoch that ended in numbers.
+    Where `recipe.return_state` is "last" it is the state after the last epoch with a finite loss.
     With `checkpoint`, a file, the run is written there every so many seconds and on Ctrl-C, and
     goes on from there, to the same bits on the same machine and number of threads; a finished one
     is handed out at once. Where `checkpoint` does not exist yet, the run goes on from that of a
@@ -217,8 +217,8 @@ def train(
         "images or aims": task.identity,
     }
     learner = copy_module(model)
-    with own_randomness(), torch.enable_grad(), hooks_removed(learner):
-        run = _Run(learner, task, recipe, stage, on_step or (lambda _: None))
+    with isolate_random_state(), torch.enable_grad(), remove_hooks(learner):
+        run = _Run(learner, task, recipe, stage, report or (lambda _: None))
         save = _nothing if checkpoint is None else run.writer(checkpoint, identity, every)
         held = None if checkpoint is None else read_checkpoint(checkpoint, identity)
         if held is None and shorter is not None:
@@ -252,15 +252,15 @@ class _Run:
     def __init__(
         self,
         model: nn.Module,
-        task: Task,
-        recipe: Recipe,
+        task: TrainingTask,
+        recipe: TrainingConfig,
         stage: str,
-        on_step: Callable[[Step], None],
+        report: Callable[[ProgressEvent], None],
     ) -> None:
         self.model, self.task, self.recipe = model, task, recipe
-        self.stage, self.on_step = stage, on_step
+        self.stage, self.report = stage, report
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimiser = OPTIMISERS[recipe.optimiser](
+        self.optimizer = OPTIMIZERS[recipe.optimizer](
             learns, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
         self.generator = torch.Generator()
@@ -273,7 +273,7 @@ class _Run:
         """Where the last step ended; None while weights move and nothing fits together."""
         self.begun = time.perf_counter()
 
-    def to_the_end(self, save: Callable[[bool], None], modes: list[bool]) -> Trained:
+    def to_the_end(self, save: Callable[[bool], None], modes: list[bool]) -> TrainingResult:
         """Run the epochs that are left, and hand out the best state in the given modes."""
         state = self.state
         if not self.best:
@@ -283,7 +283,7 @@ class _Run:
                     "the loss is NaN or infinite before anything is trained: check that both "
                     "networks give numbers on these images"
                 )
-            self.best = _cloned(self.model)
+            self.best = _clone(self.model)
         try:
             if not state.ending:  # a finished run is only read
                 while not state.ending:
@@ -297,8 +297,8 @@ class _Run:
         _put(self.model, self.best)
         for module, mode in zip(self.model.modules(), modes, strict=True):
             module.training = mode
-        self.optimiser.zero_grad()
-        return Trained(
+        self.optimizer.zero_grad()
+        return TrainingResult(
             model=self.model,
             before=state.before,
             after=state.after,
@@ -319,7 +319,7 @@ class _Run:
                 return self._diverged()
             state.step, state.total = state.step + 1, state.total + loss
             self.mark = Mark.of(self.model, self.generator)
-            self._tell(loss)
+            self._report_step(loss)
             save(False)
         held_out = self._held_out()
         if not math.isfinite(held_out):
@@ -327,8 +327,8 @@ class _Run:
         self.mark = None
         state.history.append((state.total / self.batches, held_out))
         state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
-        if held_out < state.after or self.recipe.hand_out == "last":
-            state.after, state.best, self.best = held_out, state.epoch, _cloned(self.model)
+        if held_out < state.after or self.recipe.return_state == "last":
+            state.after, state.best, self.best = held_out, state.epoch, _clone(self.model)
         state.ending = self._ending()
         self.mark = Mark.of(self.model, self.generator)
         return None
@@ -347,7 +347,7 @@ class _Run:
         seed(self.generator, (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63)
         order = torch.randperm(self.task.count, generator=self.generator)
         if self.random is not None and self.state.step > 0:
-            put_back(self.generator, self.random)
+            restore_states(self.generator, self.random)
         self.random = None
         self.mark = Mark.of(self.model, self.generator)
         return order
@@ -357,22 +357,22 @@ class _Run:
         done = (self.state.epoch * self.batches + self.state.step) / (
             self.recipe.epochs * self.batches
         )
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.state.epoch, done)
         self.model.train(self.recipe.mode == "train")
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss = self.task.loss(self.model, index, self.generator)
         value = loss.item()
         if math.isfinite(value):
             loss.backward()
             self.mark = None
-            self.optimiser.step()
+            self.optimizer.step()
         return value
 
     @torch.no_grad()
     def _held_out(self) -> float:
         self.model.eval()
-        return float(self.task.held_out(self.model))
+        return float(self.task.holdout(self.model))
 
     def _diverged(self) -> None:
         self.state.diverged = True
@@ -383,11 +383,11 @@ class _Run:
     def _seconds(self) -> float:
         return self.state.seconds + time.perf_counter() - self.begun
 
-    def _tell(self, loss: float) -> None:
+    def _report_step(self, loss: float) -> None:
         state, total = self.state, self.recipe.epochs * self.batches
         done = state.epoch * self.batches + state.step
-        self.on_step(
-            Step(
+        self.report(
+            ProgressEvent(
                 stage=self.stage,
                 name=f"epoch {state.epoch + 1}",
                 done=done,
@@ -416,7 +416,7 @@ class _Run:
             "progress": {**asdict(self.state), "seconds": self._seconds()},
             "model": values_of(self.model),
             "best": self.best,
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "random": states_of(self.generator),
         }
 
@@ -430,11 +430,11 @@ class _Run:
         self.state.history = [(a, b) for a, b in self.state.history]
         _put(self.model, held["model"])
         self.best = held["best"]
-        self.optimiser.load_state_dict(held["optimiser"])
+        self.optimizer.load_state_dict(held["optimizer"])
         self.random = held["random"]
 
 
-def _cloned(model: nn.Module) -> dict[str, Tensor]:
+def _clone(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in values_of(model).items()}
 
 

@@ -34,7 +34,7 @@ def alternate(descent: "Descent") -> None:
     measured against it.
     """
     while not descent.over:
-        w = w_step(descent.point, max(LOWEST, descent.floor))
+        w = w_step(descent.point, max(LOWEST, descent.min_w))
         if torch.equal(w, descent.point.w):
             descent.stalled = True
             return
@@ -93,35 +93,35 @@ def _walk(descent: "Descent") -> None:
     """Go on in cycles of two steps and an extrapolation (SQUAREM on log w) until it is over."""
     while not descent.over:
         first = descent.point
-        descent.step(next_w(first, descent.floor))
+        descent.step(next_w(first, descent.min_w))
         if descent.over:
             return
         second = descent.point
-        third = next_w(second, descent.floor)
-        leap = extrapolate(first, second, third, descent.floor)
+        third = next_w(second, descent.min_w)
+        leap = extrapolate(first, second, third, descent.min_w)
         if leap is None or not descent.try_step(leap):
             if descent.exhausted:
                 return
             descent.step(third)
 
 
-def next_w(point: Point, floor: float) -> Float[Tensor, " D"]:
+def next_w(point: Point, min_w: float) -> Float[Tensor, " D"]:
     """Return the minimiser over the simplex of sum_d a_d / w_d^2 + c_d w_d with w >= `floor`.
 
     Where no channel is used at all, any single one will do: the first.
     """
-    a2, c = 2 * point.pull, point.entropy_slope
-    w = torch.full_like(c, floor)
+    a2, c = 2 * point.ridge_energy, point.entropy_slope
+    w = torch.full_like(c, min_w)
     free = a2 > 0
     if not bool(free.any()):
         w[0] = 1
     while bool(free.any()):
-        mass = 1 - floor * float((~free).sum())
+        mass = 1 - min_w * float((~free).sum())
         w[free] = cube_root_shares(a2[free] / mass**3, c[free]) * mass
-        low = free & (w < floor)
+        low = free & (w < min_w)
         if not bool(low.any()):
             break
-        w[low] = floor
+        w[low] = min_w
         free &= ~low
     return w / w.sum()
 
@@ -146,7 +146,7 @@ def cube_root_shares(a2: Float[Tensor, " k"], c: Float[Tensor, " k"]) -> Float[T
 
 
 def extrapolate(
-    first: Point, second: Point, third: Float[Tensor, " k"], floor: float
+    first: Point, second: Point, third: Float[Tensor, " k"], min_w: float
 ) -> Float[Tensor, " k"] | None:
     """Return the SQUAREM leap on log w over the channels of `second`, None where it has no length.
 
@@ -163,7 +163,7 @@ def extrapolate(
     x = x0 + 2 * length * r + length**2 * v
     leap = torch.zeros_like(third)
     leap[alive] = (x - x.max()).exp()
-    leap = (leap / leap.sum()).clamp_min(floor)
+    leap = (leap / leap.sum()).clamp_min(min_w)
     return leap / leap.sum()
 
 
@@ -175,7 +175,7 @@ class Descent:
     tol: float
     max_solves: int
     pinned: bool = False
-    fall: float = 0.0
+    min_decrease: float = 0.0
     """Where a step lowers F by less than this, it is the last."""
     trace: list[float] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
@@ -191,21 +191,21 @@ class Descent:
         tol: float,
         max_solves: int,
         pinned: bool = False,
-        fall: float = 0.0,
+        min_decrease: float = 0.0,
     ) -> "Descent":
         """Solve the first ridge at `w`."""
         point = objective.at(w)
-        return cls(point, tol, max_solves, pinned, fall, [point.loss], [len(w)])
+        return cls(point, tol, max_solves, pinned, min_decrease, [point.loss], [len(w)])
 
     @property
-    def floor(self) -> float:
+    def min_w(self) -> float:
         """The smallest w that a step may propose."""
         return THRESHOLD if self.pinned else 0.0
 
     @property
-    def certificate(self) -> float:
+    def optimality_residual(self) -> float:
         """The optimality residual of the present point."""
-        return self.point.certificate(self.floor)
+        return self.point.optimality_residual(self.min_w)
 
     @property
     def exhausted(self) -> bool:
@@ -215,7 +215,7 @@ class Descent:
     @property
     def slow(self) -> bool:
         """Whether the last step lowered F by less than it should."""
-        return len(self.trace) > 1 and self.trace[-2] - self.trace[-1] < self.fall
+        return len(self.trace) > 1 and self.trace[-2] - self.trace[-1] < self.min_decrease
 
     @property
     def cost(self) -> int:
@@ -225,12 +225,12 @@ class Descent:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.stalled or self.exhausted or self.slow or self.certificate <= self.tol
+        return self.stalled or self.exhausted or self.slow or self.optimality_residual <= self.tol
 
     @property
     def outcome(self) -> Outcome:
         """How it ended."""
-        if self.certificate <= self.tol:
+        if self.optimality_residual <= self.tol:
             return Outcome.CONVERGED
         if self.slow:
             return Outcome.SLOW
@@ -263,7 +263,7 @@ class Descent:
         if self.pinned or self.outcome is not Outcome.CONVERGED:
             return False
         objective = self.point.objective
-        likeness = objective.likeness().tril(-1)
+        likeness = objective.similarity().tril(-1)
         pairs = (likeness >= NEAR_COPY).nonzero()
         closest = likeness[pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)
         for j, i in pairs[closest].tolist():

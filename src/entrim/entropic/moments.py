@@ -72,7 +72,7 @@ class Moments:
             cross.addmm_(z.T, target)
             power += float(target.square().sum())
         if not bool(torch.isfinite(gram).all() & torch.isfinite(cross).all()):
-            _refuse_non_finite(x, y)
+            _check_finite(x, y)
         return cls(count=len(x), gram_sum=gram, cross_sum=cross, target_sum_sq=power, block=block)
 
     @property
@@ -186,7 +186,7 @@ def _chunks(x: Tensor, y: Tensor, device: torch.device | str) -> Iterator[tuple[
         yield z, outputs.to(device, torch.float64)
 
 
-def _refuse_non_finite(x: Tensor, y: Tensor) -> None:
+def _check_finite(x: Tensor, y: Tensor) -> None:
     for name, rows in (("inputs", x), ("outputs", y)):
         bad = (~torch.isfinite(rows)).nonzero()
         if len(bad):

@@ -65,9 +65,9 @@ class Consumer:
         """The number M of outputs."""
         return self.cross_sum.shape[1]
 
-    def restrict(self, positions: Int[Tensor, " k"]) -> "Consumer":
+    def restrict(self, indices: Int[Tensor, " k"]) -> "Consumer":
         """Return the same consumer with the channels at `positions` only."""
-        columns = columns_of(positions.to(self.gram_sum.device), self.block)
+        columns = columns_of(indices.to(self.gram_sum.device), self.block)
         gram = self.gram_sum.index_select(0, columns).index_select(1, columns)
         cross = self.cross_sum.index_select(0, columns)
         return Consumer(gram, cross, self.power, self.count, self.block, self.ridge)
@@ -132,19 +132,19 @@ class Objective:
         consumers = tuple(Consumer.of(m, eps_l2) for m in moments)
         return cls(consumers, torch.arange(moments[0].channels), eps_w)
 
-    def restrict(self, positions: Int[Tensor, " k"]) -> "Objective":
+    def restrict(self, indices: Int[Tensor, " k"]) -> "Objective":
         """Return F on the channels at `positions` only; itself when that is all of them."""
-        if len(positions) == len(self.channels):
+        if len(indices) == len(self.channels):
             return self
-        consumers = tuple(c.restrict(positions) for c in self.consumers)
-        return Objective(consumers, self.channels[positions], self.eps_w)
+        consumers = tuple(c.restrict(indices) for c in self.consumers)
+        return Objective(consumers, self.channels[indices], self.eps_w)
 
     def live(self) -> Int[Tensor, " live"]:
         """Return the positions of the channels that are not zero on every row of every consumer."""
         energies = [per_channel(c.gram_sum.diagonal()[1:], c.block).cpu() for c in self.consumers]
         return (torch.stack(energies).sum(0) > 0).nonzero()[:, 0]
 
-    def likeness(self) -> Float[Tensor, "D D"]:
+    def similarity(self) -> Float[Tensor, "D D"]:
         """Return 1 - |x_i -+ x_j|^2 / (|x_i|^2 + |x_j|^2): 1 for copies, their sign apart.
 
         The least over the consumers; two channels that are dead for one count as alike there.
@@ -181,7 +181,7 @@ class Point:
         return self.entropy_term + sum(self.values) / len(self.values)
 
     @cached_property
-    def pull(self) -> Float[Tensor, " D"]:
+    def ridge_energy(self) -> Float[Tensor, " D"]:
         """The a_d = mean over consumers of ridge ||U_d||^2 / M: how much channel d is used."""
         parts = [
             per_channel(L[1:].square().sum(1), c.block).mul(c.ridge / c.outputs).to("cpu")
@@ -194,7 +194,7 @@ class Point:
         """The c_d = eps_w (log w_d + 1), gradient of the entropy term."""
         return self.objective.eps_w * (self.w.log() + 1)
 
-    def certificate(self, floor: float) -> float:
+    def optimality_residual(self, min_w: float) -> float:
         """Return the first-order optimality residual, relative and dimensionless; 1 on a ridge top.
 
         The gradient -2 a_d / w_d^3 + c_d must be one common number on the channels that stay; on
@@ -202,9 +202,9 @@ class Point:
         outweighs the fit, a maximum: where two channels both curve down, 6 a_d / w_d^4 < |eps_w| /
         w_d, moving weight from one to the other lowers F, and no gradient can excuse it.
         """
-        fit = 2 * self.pull / self.w**3
+        fit = 2 * self.ridge_energy / self.w**3
         gradient = self.entropy_slope - fit
-        free = self.w > floor
+        free = self.w > min_w
         if int((free & (3 * fit < -self.objective.eps_w)).sum()) > 1:
             return 1.0
         spread = float(gradient[free].max()) - float(gradient.min()) if bool(free.any()) else 0.0

@@ -12,7 +12,7 @@ class Outcome(Enum):
 
     CONVERGED = "converged: the optimality residual is at most tol"
     OUT_OF_SOLVES = "stopped at max_solves above tol: raise max_solves, or tol"
-    SLOW = "stopped as asked: a step lowered F by less than fall"
+    SLOW = "stopped as asked: a step lowered F by less than min_decrease"
     STALLED = "stopped above tol: F no longer falls in double precision"
 
 
@@ -44,7 +44,7 @@ class Choice:
     """F at (w, L), before any refit."""
     mse: float
     """The last term of F: the mean squared error."""
-    certificate: float
+    optimality_residual: float
     """The first-order optimality residual; at most tol when the status says converged."""
     status: Status
     trace: tuple[float, ...] = field(repr=False)
@@ -77,3 +77,12 @@ class JointSolution(Choice):
     """One choice shared by several consumers; `loss` and `mse` are the means over `parts`."""
 
     parts: tuple[Solution, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The weights of one consumer on the channels that stay."""
+
+    kept: Int[Tensor, " k"]
+    weight: Float[Tensor, "M columns"]
+    bias: Float[Tensor, " M"]

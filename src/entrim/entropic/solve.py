@@ -17,26 +17,26 @@ from entrim.entropic.solution import Choice, JointSolution, Solution, Status
 from entrim.errors import BadRowsError, BadSettingError, DeadInputError
 
 if TYPE_CHECKING:
-    Method = Literal["fast", "reference"]
+    Solver = Literal["mm", "alternating"]
 else:
-    Method = str  # so that an unknown one is refused by us, with the remedy
+    Solver = str  # so that an unknown one is refused by us, with the remedy
 Start = Choice | Tensor
-METHODS: dict[str, Callable[[Descent], None]] = {
-    "fast": majorize,
-    "reference": alternate,
+SOLVERS: dict[str, Callable[[Descent], None]] = {
+    "mm": majorize,
+    "alternating": alternate,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SolverSettings:
     """What `solve` may be told, checked."""
 
     eps_w: float = -1e-4
     eps_l2: float = 1e-4
-    method: Method = "fast"
+    solver: Solver = "mm"
     tol: float = 1e-3
     max_solves: int = 200
-    fall: float = 0.0
+    min_decrease: float = 0.0
 
     def __post_init__(self) -> None:
         if not -math.inf < self.eps_w < 0:
@@ -50,14 +50,18 @@ class Settings:
                 f"eps_l2 is {self.eps_l2}: it must be positive, as the strength of a ridge that "
                 "keeps the scale of w and of the weights apart; try 1e-4"
             )
-        if self.method not in METHODS:
-            raise BadSettingError(f"no method {self.method!r}: choose one of {', '.join(METHODS)}")
+        if self.solver not in SOLVERS:
+            raise BadSettingError(
+                f"solver must be one of {', '.join(map(repr, SOLVERS))}; got {self.solver!r}"
+            )
         if not 0 < self.tol < math.inf:
             raise BadSettingError(f"tol is {self.tol}: it must be positive; try 1e-3")
         if self.max_solves < 1:
             raise BadSettingError(f"max_solves is {self.max_solves}: at least 1 is needed")
-        if not 0 <= self.fall < math.inf:
-            raise BadSettingError(f"fall is {self.fall}: it must be 0 or positive; try 1e-3")
+        if not 0 <= self.min_decrease < math.inf:
+            raise BadSettingError(
+                f"min_decrease is {self.min_decrease}: it must be 0 or positive; try 1e-3"
+            )
 
 
 @overload
@@ -65,32 +69,32 @@ def solve(
     moments: Moments,
     eps_w: float = ...,
     eps_l2: float = ...,
-    method: Method = ...,
+    solver: Solver = ...,
     tol: float = ...,
     max_solves: int = ...,
     start: Start | None = ...,
-    fall: float = ...,
+    min_decrease: float = ...,
 ) -> Solution: ...
 @overload
 def solve(
     moments: Sequence[Moments],
     eps_w: float = ...,
     eps_l2: float = ...,
-    method: Method = ...,
+    solver: Solver = ...,
     tol: float = ...,
     max_solves: int = ...,
     start: Start | None = ...,
-    fall: float = ...,
+    min_decrease: float = ...,
 ) -> JointSolution: ...
 def solve(
     moments: Moments | Sequence[Moments],
     eps_w: float = -1e-4,
     eps_l2: float = 1e-4,
-    method: Method = "fast",
+    solver: Solver = "mm",
     tol: float = 1e-3,
     max_solves: int = 200,
     start: Start | None = None,
-    fall: float = 0.0,
+    min_decrease: float = 0.0,
 ) -> Solution | JointSolution:
     """Return the channels that matter and the weights on them: a local minimum of F.
 
@@ -98,8 +102,8 @@ def solve(
     Both methods minimise the same F, stop when the certificate is at most `tol`, and start from w
     uniform over the live, distinct channels, or from `start` (an earlier answer, or a w), whose
     zeros stay zero. The problem is not convex: another start may end in another minimum. With
-    `fall` they also stop where a step lowers F by less than that, as the paper does: earlier, with
-    more channels.
+    `min_decrease` they also stop where a step lowers F by less than that, as the paper does:
+    earlier, with more channels.
 
     >>> import torch, entrim
     >>> g = torch.Generator().manual_seed(0)
@@ -108,16 +112,45 @@ def solve(
     >>> entrim.solve(entrim.Moments.of(x, y)).kept.tolist()
     [1, 5]
     """
-    settings = Settings(
-        eps_w=eps_w, eps_l2=eps_l2, method=method, tol=tol, max_solves=max_solves, fall=fall
+    settings = SolverSettings(
+        eps_w=eps_w,
+        eps_l2=eps_l2,
+        solver=solver,
+        tol=tol,
+        max_solves=max_solves,
+        min_decrease=min_decrease,
     )
-    return settle(moments, settings, None if start is None else start_weights(start))
+    return solve_with(moments, settings, None if start is None else start_weights(start))
 
 
-def settle(
+@overload
+def solve_with(
+    moments: Moments,
+    settings: SolverSettings,
+    start: Float[Tensor, " D"] | None = ...,
+    *,
+    pinned: bool = ...,
+) -> Solution: ...
+@overload
+def solve_with(
+    moments: Sequence[Moments],
+    settings: SolverSettings,
+    start: Float[Tensor, " D"] | None = ...,
+    *,
+    pinned: bool = ...,
+) -> JointSolution: ...
+@overload
+def solve_with(
     moments: Moments | Sequence[Moments],
-    settings: Settings,
-    start: Float[Tensor, " D"] | None,
+    settings: SolverSettings,
+    start: Float[Tensor, " D"] | None = ...,
+    *,
+    pinned: bool = ...,
+) -> Solution | JointSolution: ...
+def solve_with(
+    moments: Moments | Sequence[Moments],
+    settings: SolverSettings,
+    start: Float[Tensor, " D"] | None = None,
     *,
     pinned: bool = False,
 ) -> Solution | JointSolution:
@@ -130,7 +163,7 @@ def settle(
         notes += more
         w = uniform(len(channels))
     else:
-        channels = _checked(start, group[0].channels).nonzero()[:, 0]
+        channels = _check_settings(start, group[0].channels).nonzero()[:, 0]
         w = start[channels] / start.sum()
     descent = Descent.start(
         objective.restrict(channels),
@@ -138,9 +171,9 @@ def settle(
         tol=settings.tol,
         max_solves=settings.max_solves,
         pinned=pinned,
-        fall=settings.fall,
+        min_decrease=settings.min_decrease,
     )
-    descend = METHODS[settings.method]
+    descend = SOLVERS[settings.solver]
     descend(descent)
     while descent.merge_near_copies():
         descend(descent)
@@ -157,7 +190,7 @@ def candidates(objective: Objective) -> tuple[Int[Tensor, " k"], list[str]]:
             f"all {total} input channels are zero on every row: check that the images are "
             "normalised as the model expects, or leave this layer alone"
         )
-    alike = objective.likeness()[live][:, live]
+    alike = objective.similarity()[live][:, live]
     distinct = live[~(alike >= COPY).tril(-1).any(1)]
     notes = []
     if dead := total - len(live):
@@ -194,7 +227,7 @@ def consumers_of(moments: Moments | Sequence[Moments]) -> list[Moments]:
     return group
 
 
-def _checked(w: Tensor, channels: int) -> Tensor:
+def _check_settings(w: Tensor, channels: int) -> Tensor:
     good = w.shape == (channels,) and bool((w >= 0).all()) and 0 < float(w.sum()) < math.inf
     if not good:
         raise BadSettingError(
@@ -219,7 +252,7 @@ def _joint(descent: Descent, channels: int, status: Status) -> JointSolution:
     common = {
         "w": w,
         "kept": kept,
-        "certificate": descent.certificate,
+        "optimality_residual": descent.optimality_residual,
         "status": status,
         "widths": tuple(descent.widths),
     }
@@ -285,23 +318,21 @@ def solve_path(
     path = []
     w: Tensor | None = None
     for value in eps:
-        path.append(settle(moments, _even(value, tol, max_solves), w))
+        path.append(solve_with(moments, _even(value, tol, max_solves), w))
         w = path[-1].w
     return path
 
 
 @overload
-def solve_for(
-    moments: Moments, *, channels: int, tol: float = ..., max_solves: int = ...
-) -> Solution: ...
+def solve_k(moments: Moments, *, k: int, tol: float = ..., max_solves: int = ...) -> Solution: ...
 @overload
-def solve_for(
-    moments: Sequence[Moments], *, channels: int, tol: float = ..., max_solves: int = ...
+def solve_k(
+    moments: Sequence[Moments], *, k: int, tol: float = ..., max_solves: int = ...
 ) -> JointSolution: ...
-def solve_for(
+def solve_k(
     moments: Moments | Sequence[Moments],
     *,
-    channels: int,
+    k: int,
     tol: float = 1e-3,
     max_solves: int = 200,
 ) -> Solution | JointSolution:
@@ -320,33 +351,33 @@ def solve_for(
     group = consumers_of(moments)
     variance = _variance(group)
     available, _ = candidates(Objective.of(group, -1.0, LADDER_FOOT * variance))
-    if not isinstance(channels, int) or not 1 <= channels <= len(available):
+    if not isinstance(k, int) or not 1 <= k <= len(available):
         raise BadSettingError(
-            f"channels is {channels}: ask for 1 to {len(available)}, the number of live, distinct "
+            f"channels is {k}: ask for 1 to {len(available)}, the number of live, distinct "
             f"channels among the {group[0].channels}"
         )
     w = torch.zeros(group[0].channels, dtype=torch.float64)
     w[available] = 1 / len(available)
     eps = LADDER_TOP * variance
-    found = settle(moments, _even(eps, tol, max_solves), w)
-    while len(found.kept) < channels and eps > LADDER_FOOT * variance:
+    found = solve_with(moments, _even(eps, tol, max_solves), w)
+    while len(found.kept) < k and eps > LADDER_FOOT * variance:
         eps /= 10
-        found = settle(moments, _even(eps, tol, max_solves), w)
-    while len(found.kept) >= channels:
+        found = solve_with(moments, _even(eps, tol, max_solves), w)
+    while len(found.kept) >= k:
         w = found.w
-        if len(found.kept) == channels:
+        if len(found.kept) == k:
             return found
         eps *= LADDER_STEP
-        found = settle(moments, _even(eps, tol, max_solves), w)
-    largest = w.topk(channels).indices
+        found = solve_with(moments, _even(eps, tol, max_solves), w)
+    largest = w.topk(k).indices
     cut = torch.zeros_like(w)
     cut[largest] = w[largest]
-    return settle(moments, _even(eps, tol, max_solves), cut, pinned=True)
+    return solve_with(moments, _even(eps, tol, max_solves), cut, pinned=True)
 
 
-def _even(eps: float, tol: float, max_solves: int) -> Settings:
+def _even(eps: float, tol: float, max_solves: int) -> SolverSettings:
     """Return the settings with one eps for both terms."""
-    return Settings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
+    return SolverSettings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
 
 
 def _variance(group: Sequence[Moments]) -> float:

@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,24 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from entrim.calibration.data import Images, read_images
+from entrim.callbacks import Callback, Progress
 from entrim.errors import CalibrationWarning, ExportError, SaveError, TraceError
 from entrim.export.parity import (
     INPUT,
     Answer,
-    OnStep,
     Parity,
+    Report,
     answer_of,
     batches,
     in_onnxruntime,
-    named,
+    name_errors,
     outputs,
-    quiet,
+    report_step,
     runtime,
-    tell,
+    silence_exporter,
 )
 from entrim.graph.eager import copy_without_hooks
-from entrim.graph.tracer import exported
+from entrim.graph.tracer import export_program
 from entrim.storage import atomic
 
 TOLERANCE = 1e-4
@@ -68,18 +69,19 @@ def to_onnx(
     images: Images,
     *,
     tolerance: float = TOLERANCE,
-    on_step: OnStep | None = None,
+    callbacks: Sequence[Callback] | None = None,
 ) -> Exported:
     """Return `model` in eval mode as an ONNX file for any number of images.
 
     It is run in onnxruntime on `images` and compared with PyTorch; a relative error above
     `tolerance`, or NaN, is an ExportError. Needs the extra `export`.
     """
+    report = Progress.of(callbacks).report
     runtime()  # what is missing is said before any work
     still, x = _ready(model, images)
-    program = _program(still, x, on_step)
+    program = _program(still, x, report)
     names = [f"output_{k}" for k in range(len(answer_of(still)(x[:1])))]
-    with quiet(), named(f"torch.onnx cannot write {type(model).__name__}"):
+    with silence_exporter(), name_errors(f"torch.onnx cannot write {type(model).__name__}"):
         made: Any = torch.onnx.export(
             program,
             dynamo=True,
@@ -89,7 +91,7 @@ def to_onnx(
             output_names=names if len(names) > 1 else ["outputs"],
         )
         content = _bare(made.model_proto)
-    return _compared(content, in_onnxruntime(content), answer_of(still), x, tolerance, on_step)
+    return _compare(content, in_onnxruntime(content), answer_of(still), x, tolerance, report)
 
 
 def to_program(
@@ -97,28 +99,32 @@ def to_program(
     images: Images,
     *,
     tolerance: float = TOLERANCE,
-    on_step: OnStep | None = None,
+    callbacks: Sequence[Callback] | None = None,
 ) -> Exported:
     """Return `model` in eval mode as a file of torch.export (.pt2) for any number of images.
 
     It is read back, run on `images` and compared, as in `to_onnx`.
     """
+    report = Progress.of(callbacks).report
     still, x = _ready(model, images)
-    program = _program(still, x, on_step)
-    with quiet(), named(f"torch.export cannot save {type(model).__name__}"):
+    program = _program(still, x, report)
+    with silence_exporter(), name_errors(f"torch.export cannot save {type(model).__name__}"):
         stream = io.BytesIO()
         torch.export.save(program, stream)
         again = torch.export.load(io.BytesIO(stream.getvalue())).module()
     content = stream.getvalue()
-    return _compared(content, answer_of(again), answer_of(still), x, tolerance, on_step)
+    return _compare(content, answer_of(again), answer_of(still), x, tolerance, report)
 
 
-def to_int8(network: Exported, images: Images, *, on_step: OnStep | None = None) -> Exported:
+def to_int8(
+    network: Exported, images: Images, *, callbacks: Sequence[Callback] | None = None
+) -> Exported:
     """Return an ONNX network of `to_onnx` in eight bits: weights by channel, activations by tensor.
 
     Ranges are the extremes seen on `images`. The parity is that with `network`, and whatever it is,
     the file is handed out: how much may be lost is for whoever uses it to say.
     """
+    report = Progress.of(callbacks).report
     runtime()
     x = _tensor(images, torch.device("cpu"), torch.float32)
     if len(x) < FEW:
@@ -127,22 +133,22 @@ def to_int8(network: Exported, images: Images, *, on_step: OnStep | None = None)
             CalibrationWarning,
             stacklevel=2,
         )
-    with quiet(), named("onnxruntime cannot quantise the network"):
-        content = _quantised(network.content, batches(x, "calibrate", on_step))
-    return _compared(content, in_onnxruntime(content), network.answer, x, math.inf, on_step)
+    with silence_exporter(), name_errors("onnxruntime cannot quantise the network"):
+        content = _quantize(network.content, batches(x, "calibrate", report))
+    return _compare(content, in_onnxruntime(content), network.answer, x, math.inf, report)
 
 
-def _compared(
+def _compare(
     content: bytes,
     answer: Answer,
-    wanted: Answer,
+    expected: Answer,
     x: Tensor,
     tolerance: float,
-    on_step: OnStep | None,
+    report: Report | None,
 ) -> Exported:
     """Return the network if it says what is wanted."""
-    with named("the exported network cannot be run"):
-        parity = Parity.of(outputs(answer, x, on_step), outputs(wanted, x))
+    with name_errors("the exported network cannot be run"):
+        parity = Parity.of(outputs(answer, x, report), outputs(expected, x))
     if not parity.relative <= tolerance:  # NaN is refused too
         raise ExportError(
             f"the exported network says something else than the network itself ({parity}; "
@@ -168,19 +174,19 @@ def _tensor(images: Images, device: torch.device, dtype: torch.dtype) -> Tensor:
     return held[""]
 
 
-def _program(still: nn.Module, x: Tensor, on_step: OnStep | None) -> ExportedProgram:
+def _program(still: nn.Module, x: Tensor, report: Report | None) -> ExportedProgram:
     """Return the operations of the network on any number of images.
 
     Nothing else goes into a file: no image, and no lines of source with their paths.
     """
     two = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=x.device)  # one would stay one
     try:
-        program = exported(still, two, dynamic_shapes=({0: Dim("batch")},))
+        program = export_program(still, two, dynamic_shapes=({0: Dim("batch")},))
     except TraceError as error:
         raise ExportError(f"{error}, or on the number of images") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
-    tell(on_step, "export", 1, 1)
+    report_step(report, "export", 1, 1)
     return program
 
 
@@ -191,7 +197,7 @@ def _bare(network: Any) -> bytes:
     return network.SerializeToString()
 
 
-def _quantised(content: bytes, batches: Iterator[Tensor]) -> bytes:
+def _quantize(content: bytes, batches: Iterator[Tensor]) -> bytes:
     """Return the ONNX network with QuantizeLinear and DequantizeLinear around its operations."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process

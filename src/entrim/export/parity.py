@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from entrim.callbacks import ProgressEvent
 from entrim.errors import EntrimError, ExportError, MissingExtraError, SaveError
 from entrim.graph.eager import call
-from entrim.records import Step
 
 INPUT = "images"
 """What the input of an ONNX file is called."""
 BATCH = 64
 Answer = Callable[[Tensor], Sequence[Tensor]]
 """A network as a function of a batch."""
-OnStep = Callable[[Step], None]
+Report = Callable[[ProgressEvent], None]
 _LOUD = ("torch.onnx", "torch.export", "")
 """Loggers that tell developers of exporters what users cannot mend; "" is the root."""
 
@@ -40,14 +40,14 @@ class Parity:
     """Images whose largest output is the same; None where an output is no row of scores."""
 
     @classmethod
-    def of(cls, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> "Parity":
+    def of(cls, found: Sequence[Tensor], expected: Sequence[Tensor]) -> "Parity":
         """Return how far the outputs `found` are from those `wanted`, all with images first."""
-        if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in wanted] or not wanted:
+        if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in expected] or not expected:
             raise ExportError(
                 f"the outputs have shapes {[tuple(y.shape) for y in found]} instead of "
-                f"{[tuple(y.shape) for y in wanted]}: return tensors with images first"
+                f"{[tuple(y.shape) for y in expected]}: return tensors with images first"
             )
-        pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
+        pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
         scores, others = pairs[0]
         rows = scores.dim() == 2 and scores.shape[1] > 1
         return cls(
@@ -82,7 +82,7 @@ def in_onnxruntime(content: bytes) -> Answer:
     options = onnx.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
-    with named("onnxruntime cannot read the exported network"):
+    with name_errors("onnxruntime cannot read the exported network"):
         session = onnx.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def answer(batch: Tensor) -> list[Tensor]:
@@ -91,20 +91,20 @@ def in_onnxruntime(content: bytes) -> Answer:
     return answer
 
 
-def outputs(answer: Answer, x: Tensor, on_step: OnStep | None = None) -> tuple[Tensor, ...]:
+def outputs(answer: Answer, x: Tensor, report: Report | None = None) -> tuple[Tensor, ...]:
     """Return the outputs of all images, in batches of several sizes: any number must do."""
-    parts = [answer(batch) for batch in batches(x, "compare", on_step)]
+    parts = [answer(batch) for batch in batches(x, "compare", report)]
     return tuple(
         torch.cat([torch.atleast_1d(y) for y in part]) for part in zip(*parts, strict=True)
     )
 
 
-def batches(x: Tensor, stage: str, on_step: OnStep | None) -> Iterator[Tensor]:
+def batches(x: Tensor, stage: str, report: Report | None) -> Iterator[Tensor]:
     """Yield the first image alone, then the others; each is told once it has been dealt with."""
     parts = [part for part in (x[:1], *x[1:].split(BATCH)) if len(part)]
     for done, part in enumerate(parts, 1):
         yield part
-        tell(on_step, stage, done, len(parts))
+        report_step(report, stage, done, len(parts))
 
 
 def runtime() -> Any:
@@ -120,7 +120,7 @@ def runtime() -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_exporter() -> Iterator[None]:
     """Keep from users what exporters tell their own developers."""
     loggers = [logging.getLogger(name) for name in _LOUD]
     levels = [logger.level for logger in loggers]
@@ -136,7 +136,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def named(what: str) -> Iterator[None]:
+def name_errors(what: str) -> Iterator[None]:
     """Turn whatever exporters raise into one sentence."""
     try:
         yield
@@ -154,10 +154,10 @@ def named(what: str) -> Iterator[None]:
         ) from error
 
 
-def tell(on_step: OnStep | None, stage: str, done: int, total: int) -> None:
+def report_step(report: Report | None, stage: str, done: int, total: int) -> None:
     """Report one step to whoever watches."""
-    if on_step is not None:
-        on_step(Step(stage=stage, name="", done=done, total=total))
+    if report is not None:
+        report(ProgressEvent(stage=stage, name="", done=done, total=total))
 
 
 def _reason(error: BaseException) -> str:
@@ -168,9 +168,9 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", first)
 
 
-def _relative(found: Tensor, wanted: Tensor) -> Tensor:
+def _relative(found: Tensor, expected: Tensor) -> Tensor:
     """Return ||found - wanted|| / ||wanted||; two zeros are equal."""
-    apart, size = (found - wanted).norm(), wanted.norm()
+    apart, size = (found - expected).norm(), expected.norm()
     return apart if not apart else apart / size
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
-Positions = tuple[tuple[int, ...], ...]
+Indices = tuple[tuple[int, ...], ...]
 """For every unit of a group, the positions along one dimension that go with it."""
 
 
@@ -14,7 +15,7 @@ class Member:
     tensor: str
     """Its name in the state dict (non-persistent buffers: as in `named_buffers`)."""
     dim: int
-    positions: Positions
+    indices: Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Attribute:
 
     module: str
     name: str
-    positions: Positions
+    indices: Indices
     step: int = 1
     """The number falls by one for every `step` positions that go."""
 
@@ -41,19 +42,23 @@ class Group:
     layers: tuple[str, ...]
     """Every layer that produces these channels."""
 
+    def matches(self, pattern: str) -> bool:
+        """Whether `pattern` matches the name of the group or of a layer that produces it."""
+        return any(fnmatchcase(name, pattern) for name in (self.name, *self.layers))
+
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ConsumerLayer:
     """A layer that reads cuttable channels: the place of one regression."""
 
     layer: str
     weight: str
     dim: int
     """The dimension of the weight that runs over the inputs."""
-    feeds: Mapping[str, int | None]
+    columns_per_channel: Mapping[str, int | None]
     """For every group that feeds it, the columns per unit (k*k for a k x k convolution, H*W for a
     Linear behind a Flatten); None where units differ in their number of columns."""
-    bias_home: str | None
+    intercept_target: str | None
     """Where an intercept goes: "bias", "batchnorm:<running mean>", or None for nowhere."""
 
 
@@ -78,7 +83,7 @@ class ChannelGraph:
     """
 
     groups: tuple[Group, ...]
-    sites: tuple[Site, ...]
+    consumers: tuple[ConsumerLayer, ...]
     frozen: tuple[Frozen, ...]
     shapes: Mapping[str, tuple[int, ...]]
     """The shape of every parameter and buffer of the network as it is."""
@@ -90,17 +95,17 @@ class ChannelGraph:
                 return group
         raise KeyError(name)
 
-    def stays(self, kept: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
+    def kept_indices(self, kept: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
         """Return, for every tensor that shrinks, the positions that stay along each dimension.
 
         Groups that `kept` does not name stay whole.
         """
         gone: dict[tuple[str, int], set[int]] = {}
         for group in self.groups:
-            for unit in _gone(group, kept):
+            for unit in _removed(group, kept):
                 for member in group.members:
                     place = gone.setdefault((member.tensor, member.dim), set())
-                    place.update(member.positions[unit])
+                    place.update(member.indices[unit])
         stays: dict[str, dict[int, list[int]]] = {}
         for (tensor, dim), out in gone.items():
             if out:
@@ -108,26 +113,26 @@ class ChannelGraph:
                 stays.setdefault(tensor, {})[dim] = [i for i in range(size) if i not in out]
         return stays
 
-    def drops(self, kept: Mapping[str, Sequence[int]]) -> dict[tuple[str, str], int]:
+    def attribute_deltas(self, kept: Mapping[str, Sequence[int]]) -> dict[tuple[str, str], int]:
         """Return by how much every (module, attribute) falls."""
         drops: dict[tuple[str, str], int] = {}
         for group in self.groups:
-            gone = _gone(group, kept)
+            gone = _removed(group, kept)
             for attribute in group.attributes:
-                fall = sum(len(attribute.positions[unit]) for unit in gone)
+                fall = sum(len(attribute.indices[unit]) for unit in gone)
                 key = (attribute.module, attribute.name)
                 drops[key] = drops.get(key, 0) + fall // attribute.step
         return {key: fall for key, fall in drops.items() if fall}
 
     def small_shape(self, tensor: str, kept: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
         """Return the shape that `tensor` has after the cut."""
-        stays = self.stays(kept).get(tensor, {})
+        stays = self.kept_indices(kept).get(tensor, {})
         return tuple(
             len(stays[dim]) if dim in stays else size
             for dim, size in enumerate(self.shapes[tensor])
         )
 
-    def freezing(self, names: Collection[str], reason: str) -> "ChannelGraph":
+    def freeze(self, names: Collection[str], reason: str) -> "ChannelGraph":
         """Return the graph with the groups called `names` frozen for `reason`."""
         frozen = tuple(
             Frozen(layer, group.channels, reason)
@@ -136,13 +141,16 @@ class ChannelGraph:
             for layer in group.layers
         )
         sites = (
-            replace(site, feeds={g: block for g, block in site.feeds.items() if g not in names})
-            for site in self.sites
+            replace(
+                site,
+                feeds={g: block for g, block in site.columns_per_channel.items() if g not in names},
+            )
+            for site in self.consumers
         )
         return replace(
             self,
             groups=tuple(group for group in self.groups if group.name not in names),
-            sites=tuple(site for site in sites if site.feeds),
+            sites=tuple(site for site in sites if site.columns_per_channel),
             frozen=self.frozen + frozen,
         )
 
@@ -166,10 +174,12 @@ def _site_rows(graph: ChannelGraph) -> list[Row]:
     return [
         (
             site.layer,
-            ", ".join(f"{group}: {block or 'varies'}" for group, block in site.feeds.items()),
-            site.bias_home or "nowhere",
+            ", ".join(
+                f"{group}: {block or 'varies'}" for group, block in site.columns_per_channel.items()
+            ),
+            site.intercept_target or "nowhere",
         )
-        for site in graph.sites
+        for site in graph.consumers
     ]
 
 
@@ -188,6 +198,6 @@ def _table(first: str, second: str, third: str, rows: list[Row]) -> str:
     return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines)
 
 
-def _gone(group: Group, kept: Mapping[str, Sequence[int]]) -> list[int]:
+def _removed(group: Group, kept: Mapping[str, Sequence[int]]) -> list[int]:
     stay = set(kept.get(group.name, range(group.channels)))
     return [unit for unit in range(group.channels) if unit not in stay]

@@ -11,7 +11,7 @@ Ids = Int[Tensor, "..."]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class ChannelLayout:
     """The channel ids of one activation: `ids` along `axis`, constant along every other axis.
 
     Without an axis all elements carry the one id in `ids`.
@@ -22,20 +22,20 @@ class Value:
     ids: Int[Tensor, " _"]
 
 
-class Channels:
+class ChannelIds:
     """A union-find over channel ids; a frozen id freezes everything it is united with."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
         self._reason: dict[int, str] = {}
 
-    def fresh(self, count: int) -> Int[Tensor, " count"]:
+    def new_ids(self, count: int) -> Int[Tensor, " count"]:
         """Return `count` new ids."""
         start = len(self._parent)
         self._parent.extend(range(start, start + count))
         return torch.arange(start, start + count)
 
-    def root(self, channel: int) -> int:
+    def find(self, channel: int) -> int:
         """Return the id that stands for everything united with `channel`."""
         parent = self._parent
         while parent[channel] != channel:
@@ -46,10 +46,10 @@ class Channels:
     def roots(self, ids: Ids) -> Ids:
         """Return the standing ids, in the shape of `ids`."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        stand = torch.tensor([self.root(channel) for channel in distinct.tolist()])
+        stand = torch.tensor([self.find(channel) for channel in distinct.tolist()])
         return stand.to(torch.int64)[inverse]
 
-    def unite(self, some: Ids, others: Ids) -> None:
+    def union(self, some: Ids, others: Ids) -> None:
         """Make `some` and `others`, of one shape, the same channels pair by pair."""
         for a, b in zip(some.flatten().tolist(), others.flatten().tolist(), strict=True):
             self.join(a, b)
@@ -57,24 +57,24 @@ class Channels:
     def unite_all(self, ids: Ids) -> None:
         """Make all of `ids` one channel."""
         distinct = torch.unique(ids)
-        self.unite(distinct[:-1], distinct[1:])
+        self.union(distinct[:-1], distinct[1:])
 
     def freeze(self, ids: Ids, reason: str) -> None:
         """Keep `ids` for `reason`; the first reason stands."""
         for channel in torch.unique(ids).tolist():
-            self._reason.setdefault(self.root(channel), reason)
+            self._reason.setdefault(self.find(channel), reason)
 
     def reason(self, channel: int) -> str | None:
         """Return why `channel` is frozen, or None."""
-        return self._reason.get(self.root(channel))
+        return self._reason.get(self.find(channel))
 
-    def frozen(self, shape: Iterable[int], reason: str) -> Value:
+    def frozen_layout(self, shape: Iterable[int], reason: str) -> ChannelLayout:
         """Return a value of `shape` that can never shrink."""
-        ids = self.fresh(1)
+        ids = self.new_ids(1)
         self.freeze(ids, reason)
-        return Value(tuple(shape), None, ids)
+        return ChannelLayout(tuple(shape), None, ids)
 
-    def along(self, value: Value, axis: int) -> Int[Tensor, " _"]:
+    def ids_along(self, value: ChannelLayout, axis: int) -> Int[Tensor, " _"]:
         """Return one id for every position along `axis`, uniting ids that share a position."""
         axis %= max(len(value.shape), 1)
         if value.axis == axis:
@@ -82,7 +82,7 @@ class Channels:
         self.unite_all(value.ids)
         return self.roots(value.ids[:1]).expand(value.shape[axis] if value.shape else 1)
 
-    def spread(self, value: Value) -> Ids:
+    def broadcast(self, value: ChannelLayout) -> Ids:
         """Return the standing ids in the full shape of the activation, without using memory."""
         ids = self.roots(value.ids)
         if value.axis is None:
@@ -91,7 +91,7 @@ class Channels:
         rest[value.axis] = -1
         return ids.view(rest).expand(value.shape)
 
-    def gather(self, full: Ids, prefer: int | None = None) -> Value:
+    def gather(self, full: Ids, prefer: int | None = None) -> ChannelLayout:
         """Return the value whose elements carry `full`.
 
         Only whole slices along one axis can go, so where ids vary along several axes one of them is
@@ -100,10 +100,10 @@ class Channels:
         (a Linear's outputs seen as channels, height and width).
         """
         if not full.numel():
-            return self.frozen(full.shape, "it is empty")
+            return self.frozen_layout(full.shape, "it is empty")
         axes = _varying(full)
         if not axes:
-            return Value(tuple(full.shape), None, full.reshape(-1)[:1].clone())
+            return ChannelLayout(tuple(full.shape), None, full.reshape(-1)[:1].clone())
         if prefer in axes:
             axis = prefer
         elif len(axes) == 2:
@@ -114,11 +114,11 @@ class Channels:
         if len(axes) > 1:
             for row in slices:
                 self.unite_all(row)
-        return Value(tuple(full.shape), axis, slices[:, 0].clone())
+        return ChannelLayout(tuple(full.shape), axis, slices[:, 0].clone())
 
     def join(self, a: int, b: int) -> None:
         """Make two ids the same channel."""
-        a, b = self.root(a), self.root(b)
+        a, b = self.find(a), self.find(b)
         if a == b:
             return
         a, b = min(a, b), max(a, b)
@@ -139,9 +139,9 @@ def _varying(full: Ids) -> list[int]:
 
 def _classes(full: Ids, axis: int) -> int:
     """Return how many channels are left when every slice along `axis` becomes one channel."""
-    local = Channels()
+    local = ChannelIds()
     _, dense = torch.unique(full, return_inverse=True)
-    local.fresh(int(dense.max()) + 1)
+    local.new_ids(int(dense.max()) + 1)
     slices = dense.movedim(axis, 0).reshape(dense.shape[axis], -1)
     for row in slices:
         local.unite_all(row)

@@ -17,37 +17,37 @@ from torch.utils import _pytree as pytree
 
 from entrim.errors import BadSettingError, TraceError
 
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+ExampleInputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What the network is called with: one tensor, all positional or all keyword arguments."""
 
 Hooks = OrderedDict[int, Callable[..., Any]]
 
 
-def arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments that `example` stands for."""
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)), {}
 
 
-def samples(example: Example) -> int:
+def samples(example_inputs: ExampleInputs) -> int:
     """Return the batch size of `example`: the first dimension of its first tensor."""
-    for leaf in pytree.tree_leaves(arguments(example)):
+    for leaf in pytree.tree_leaves(arguments(example_inputs)):
         if isinstance(leaf, Tensor) and leaf.dim():
             return leaf.shape[0]
     raise BadSettingError("the example holds no tensor that tells its batch: hand over batch=")
 
 
 def copy_inputs(
-    example: Example, convert: Callable[[Tensor], Tensor] = torch.clone
+    example_inputs: ExampleInputs, convert: Callable[[Tensor], Tensor] = torch.clone
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `example` with every tensor copied."""
-    return pytree.tree_map_only(Tensor, convert, arguments(example))
+    return pytree.tree_map_only(Tensor, convert, arguments(example_inputs))
 
 
-def call(model: nn.Module, example: Example) -> Any:
+def call(model: nn.Module, example_inputs: ExampleInputs) -> Any:
     """Return the output of `model` on a copy of `example`: it may write into its inputs."""
-    args, kwargs = copy_inputs(example)
+    args, kwargs = copy_inputs(example_inputs)
     return model(*args, **kwargs)
 
 
@@ -91,7 +91,7 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def hooks_removed(model: nn.Module) -> Iterator[None]:
+def remove_hooks(model: nn.Module) -> Iterator[None]:
     """Take the forward hooks of the user off `model` in place, and put them back even on error."""
     before = _user_hooks(model)
     try:
@@ -146,7 +146,7 @@ def neutral_context() -> Iterator[None]:
 
 
 @contextmanager
-def own_randomness() -> Iterator[None]:
+def isolate_random_state() -> Iterator[None]:
     """Let seeds be set inside, for dropout, and put the caller's random numbers back."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield

@@ -7,93 +7,95 @@ from collections.abc import Iterable, Mapping
 from entrim.graph.channel_graph import (
     Attribute,
     ChannelGraph,
+    ConsumerLayer,
     Frozen,
     Group,
+    Indices,
     Member,
-    Positions,
-    Site,
 )
-from entrim.graph.channel_ids import Channels
-from entrim.graph.tracer import Vector, Walk
+from entrim.graph.channel_ids import ChannelIds
+from entrim.graph.tracer import TraceState, Vector
 
 Place = dict[int, tuple[str, int]]
 """Standing id -> (group, unit)."""
 
 
-def channel_graph(walk: Walk) -> ChannelGraph:
+def channel_graph(state: TraceState) -> ChannelGraph:
     """Return what the walk found, as plain values."""
-    families = _families(walk)
-    units = {name: _units(walk, vectors) for name, vectors in families.items()}
+    families = _families(state)
+    units = {name: _units(state, vectors) for name, vectors in families.items()}
     sizes = {name: len(roots) for name, roots in units.items() if len(roots) > 1}
     place = {root: (name, unit) for name in sizes for unit, root in enumerate(units[name])}
-    members, attributes = _members(walk, place, sizes), _attributes(walk, place, sizes)
+    members, attributes = _members(state, place, sizes), _attributes(state, place, sizes)
     groups = tuple(
         Group(name, size, tuple(members[name]), tuple(attributes[name]), tuple(families[name]))
         for name, size in sizes.items()
     )
-    sites = (_site(walk, weight, groups) for weight in walk.sites)
+    sites = (_site(state, weight, groups) for weight in state.consumers)
     return ChannelGraph(
         groups=groups,
-        sites=tuple(site for site in sites if site is not None),
-        frozen=tuple(_frozen(walk, place)),
-        shapes=walk.shapes,
+        consumers=tuple(site for site in sites if site is not None),
+        frozen=tuple(_frozen(state, place)),
+        shapes=state.shapes,
     )
 
 
-def _families(walk: Walk) -> dict[str, dict[str, Vector]]:
+def _families(state: TraceState) -> dict[str, dict[str, Vector]]:
     """Return {group: {layer: ids}}: layers that share a live channel are one family."""
-    vectors = dict(walk.producers)
-    produced = _live(walk, vectors.values())
-    for (tensor, _), ids in walk.bindings.items():
-        if not produced.issuperset(_live(walk, [ids])) and tensor not in vectors:
+    vectors = dict(state.producers)
+    produced = _live(state, vectors.values())
+    for (tensor, _), ids in state.bindings.items():
+        if not produced.issuperset(_live(state, [ids])) and tensor not in vectors:
             vectors[tensor] = ids
-    kin = Channels()
-    kin.fresh(len(vectors))
+    kin = ChannelIds()
+    kin.new_ids(len(vectors))
     home: dict[int, int] = {}
     for number, ids in enumerate(vectors.values()):
-        for root in _live(walk, [ids]):
+        for root in _live(state, [ids]):
             other = home.setdefault(root, number)
             kin.join(number, other)
     families: dict[str, dict[str, Vector]] = {}
     names = list(vectors)
     for number, layer in enumerate(names):
-        families.setdefault(names[kin.root(number)], {})[layer] = vectors[layer]
+        families.setdefault(names[kin.find(number)], {})[layer] = vectors[layer]
     return families
 
 
-def _live(walk: Walk, vectors: Iterable[Vector]) -> set[int]:
-    roots = {root for ids in vectors for root in walk.channels.roots(ids).tolist()}
-    return {root for root in roots if walk.channels.reason(root) is None}
+def _live(state: TraceState, vectors: Iterable[Vector]) -> set[int]:
+    roots = {root for ids in vectors for root in state.channels.roots(ids).tolist()}
+    return {root for root in roots if state.channels.reason(root) is None}
 
 
-def _units(walk: Walk, vectors: dict[str, Vector]) -> list[int]:
+def _units(state: TraceState, vectors: dict[str, Vector]) -> list[int]:
     """Return the live channels of a family, in the order of its layers."""
-    roots = (root for ids in vectors.values() for root in walk.channels.roots(ids).tolist())
-    return [root for root in dict.fromkeys(roots) if walk.channels.reason(root) is None]
+    roots = (root for ids in vectors.values() for root in state.channels.roots(ids).tolist())
+    return [root for root in dict.fromkeys(roots) if state.channels.reason(root) is None]
 
 
-def _members(walk: Walk, place: Place, sizes: Mapping[str, int]) -> dict[str, list[Member]]:
+def _members(state: TraceState, place: Place, sizes: Mapping[str, int]) -> dict[str, list[Member]]:
     members: dict[str, list[Member]] = {name: [] for name in sizes}
-    for (tensor, dim), ids in walk.bindings.items():
-        for name, positions in _positions(walk, ids, place, sizes).items():
-            members[name] += [Member(alias, dim, positions) for alias in walk.aliases[tensor]]
+    for (tensor, dim), ids in state.bindings.items():
+        for name, positions in _indices(state, ids, place, sizes).items():
+            members[name] += [Member(alias, dim, positions) for alias in state.aliases[tensor]]
     return members
 
 
-def _attributes(walk: Walk, place: Place, sizes: Mapping[str, int]) -> dict[str, list[Attribute]]:
+def _attributes(
+    state: TraceState, place: Place, sizes: Mapping[str, int]
+) -> dict[str, list[Attribute]]:
     attributes: dict[str, list[Attribute]] = {name: [] for name in sizes}
-    for (module, attribute), (ids, step) in walk.attributes.items():
-        for name, positions in _positions(walk, ids, place, sizes).items():
+    for (module, attribute), (ids, step) in state.attributes.items():
+        for name, positions in _indices(state, ids, place, sizes).items():
             attributes[name].append(Attribute(module, attribute, positions, step))
     return attributes
 
 
-def _positions(
-    walk: Walk, ids: Vector, place: Place, sizes: Mapping[str, int]
-) -> dict[str, Positions]:
+def _indices(
+    state: TraceState, ids: Vector, place: Place, sizes: Mapping[str, int]
+) -> dict[str, Indices]:
     """Return, for every group found along `ids`, where its units are."""
     found: dict[str, list[list[int]]] = {}
-    for position, root in enumerate(walk.channels.roots(ids).tolist()):
+    for position, root in enumerate(state.channels.roots(ids).tolist()):
         if root in place:
             name, unit = place[root]
             if name not in found:
@@ -102,29 +104,29 @@ def _positions(
     return {name: tuple(map(tuple, positions)) for name, positions in found.items()}
 
 
-def _site(walk: Walk, weight: str, groups: tuple[Group, ...]) -> Site | None:
-    dim, home = walk.sites[weight]
-    kernel = math.prod(walk.shapes[weight][2:])
+def _site(state: TraceState, weight: str, groups: tuple[Group, ...]) -> ConsumerLayer | None:
+    dim, home = state.consumers[weight]
+    kernel = math.prod(state.shapes[weight][2:])
     feeds = {}
     for group in groups:
         for member in group.members:
             if (member.tensor, member.dim) == (weight, dim):
-                counts = {len(found) for found in member.positions}
+                counts = {len(found) for found in member.indices}
                 feeds[group.name] = counts.pop() * kernel if len(counts) == 1 else None
     if not feeds:
         return None
-    return Site(weight.removesuffix(".weight"), weight, dim, feeds, home)
+    return ConsumerLayer(weight.removesuffix(".weight"), weight, dim, feeds, home)
 
 
-def _frozen(walk: Walk, place: Place) -> Iterable[Frozen]:
-    for layer, ids in walk.producers.items():
-        roots = [root for root in walk.channels.roots(ids).tolist() if root not in place]
-        reasons = Counter(walk.channels.reason(root) or _ALONE for root in roots)
+def _frozen(state: TraceState, place: Place) -> Iterable[Frozen]:
+    for layer, ids in state.producers.items():
+        roots = [root for root in state.channels.roots(ids).tolist() if root not in place]
+        reasons = Counter(state.channels.reason(root) or _ALONE for root in roots)
         for reason, count in reasons.items():
             yield Frozen(layer, count, reason)
-    for tensor in sorted(walk.idle):
-        if tensor.endswith(".weight") and len(walk.shapes[tensor]) > 1:
-            yield Frozen(tensor.removesuffix(".weight"), walk.shapes[tensor][0], _IDLE)
+    for tensor in sorted(state.idle):
+        if tensor.endswith(".weight") and len(state.shapes[tensor]) > 1:
+            yield Frozen(tensor.removesuffix(".weight"), state.shapes[tensor][0], _IDLE)
 
 
 _IDLE = "it is not used in eval mode; where training uses it, it may not fit the cut network"

@@ -2,78 +2,78 @@
 
 import re
 
-from entrim.graph.channel_ids import Value
-from entrim.graph.tracer import POINTWISE, Call, Result, register_rule
+from entrim.graph.channel_ids import ChannelLayout
+from entrim.graph.tracer import POINTWISE, OpCall, Result, register_rule
 
 
-def pointwise(call: Call) -> Result:
+def pointwise(call: OpCall) -> Result:
     """Follow an element-wise operation: what meets in an element is one channel.
 
     A tensor broadcast over the channels touches all of them, so it stays; and a tensor of as many
     channels must lose them together with the others.
     """
-    channels, shape = call.walk.channels, call.shape
+    channels, shape = call.state.channels, call.shape
     operands = [(value, len(shape) - len(value.shape)) for value in call.operands()]
     axes = [value.axis + lead for value, lead in operands if value.axis is not None]
     if not operands:
-        return channels.frozen(shape, f"{call.node.name} is of fixed size")
+        return channels.frozen_layout(shape, f"{call.node.name} is of fixed size")
     if not axes:
         for value, _ in operands[1:]:
-            channels.unite(operands[0][0].ids, value.ids)
-        return Value(shape, None, operands[0][0].ids)
+            channels.union(operands[0][0].ids, value.ids)
+        return ChannelLayout(shape, None, operands[0][0].ids)
     axis = max(axes, key=lambda a: (shape[a] > 1, axes.count(a)))
     vectors = []
     for value, lead in operands:
         if axis < lead or value.shape[axis - lead] == 1 < shape[axis]:
             channels.freeze(value.ids, f"{call.node.name} spreads it over all channels")
         elif value.shape[axis - lead] == shape[axis]:
-            vectors.append(channels.along(value, axis - lead))
+            vectors.append(channels.ids_along(value, axis - lead))
         else:
-            return call.walk.refuse(call, f"{call.node.name} does not broadcast")
+            return call.state.freeze_call(call, f"{call.node.name} does not broadcast")
     for vector in vectors[1:]:
-        channels.unite(vectors[0], vector)
-    return Value(shape, axis, vectors[0])
+        channels.union(vectors[0], vector)
+    return ChannelLayout(shape, axis, vectors[0])
 
 
-def first(call: Call) -> Result:
+def first(call: OpCall) -> Result:
     """Follow an operation that copies its first tensor, whatever else it is given."""
     x = call.value()
-    return Value(call.shape, x.axis, x.ids)
+    return ChannelLayout(call.shape, x.axis, x.ids)
 
 
-def dropout(call: Call) -> Result:
+def dropout(call: OpCall) -> Result:
     """Follow a dropout that is switched off."""
     if call.get("train") or call.get("training"):
-        return call.walk.refuse(call, f"{call.node.name} draws random numbers")
+        return call.state.freeze_call(call, f"{call.node.name} draws random numbers")
     return first(call)
 
 
-def over_dims(call: Call) -> Result:
+def over_dims(call: OpCall) -> Result:
     """Follow a reduction, softmax or sort: channels pass where it does not run over them."""
     x, dims = call.value(), call.get("dim")
     if x.axis is None:
-        return call.results(lambda shape: Value(shape, None, x.ids))
+        return call.results(lambda shape: ChannelLayout(shape, None, x.ids))
     rank = len(x.shape)
     spanned = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
     if x.axis in spanned:
-        return call.walk.refuse(call, f"{call.node.name} runs over the channels")
+        return call.state.freeze_call(call, f"{call.node.name} runs over the channels")
     lost = sum(dim < x.axis for dim in spanned)
     axis = x.axis
     return call.results(
-        lambda shape: Value(shape, axis if len(shape) == rank else axis - lost, x.ids)
+        lambda shape: ChannelLayout(shape, axis if len(shape) == rank else axis - lost, x.ids)
     )
 
 
-def plane(call: Call) -> Result:
+def plane(call: OpCall) -> Result:
     """Follow pooling, interpolation and the like, which treat every channel by itself."""
     x = call.value()
     spatial = re.search(r"(\d)d", str(call.node.target))
     others = [value for value in call.operands() if value is not x]
     if spatial is None or (x.axis or 0) >= len(x.shape) - int(spatial[1]):
-        return call.walk.refuse(call, f"{call.node.name} runs over the channels")
+        return call.state.freeze_call(call, f"{call.node.name} runs over the channels")
     for value in others:
-        call.walk.channels.freeze(value.ids, f"{call.node.name} reads it at every channel")
-    return call.results(lambda shape: Value(shape, x.axis, x.ids))
+        call.state.channels.freeze(value.ids, f"{call.node.name} reads it at every channel")
+    return call.results(lambda shape: ChannelLayout(shape, x.axis, x.ids))
 
 
 _POINTWISE = (

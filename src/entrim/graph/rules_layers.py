@@ -2,24 +2,24 @@
 
 from torch import fx
 
-from entrim.graph.channel_ids import Value
-from entrim.graph.tracer import Call, Result, Vector, register_rule
+from entrim.graph.channel_ids import ChannelLayout
+from entrim.graph.tracer import OpCall, Result, Vector, register_rule
 
 
-def convolution(call: Call) -> Result:
+def convolution(call: OpCall) -> Result:
     """Follow a convolution, transposed or not, of any number of dimensions and groups."""
     weight, transposed = call.tensor("weight"), "transpose" in str(call.node.target)
     x = call.value("input")
     axis = (
         len(x.shape)
-        - len(call.value("weight").shape if weight is None else call.walk.shapes[weight])
+        - len(call.value("weight").shape if weight is None else call.state.shapes[weight])
         + 1
     )
     if weight is None:
         return _opaque(call, axis, "a computed weight")
     if _is_complex(call):
         return _opaque(call, axis, "complex weights")
-    columns, groups = call.walk.channels.along(x, axis), call.get("groups")
+    columns, groups = call.state.channels.ids_along(x, axis), call.get("groups")
     if groups == 1:
         out = _dense(call, weight, columns, axis, transposed)
     elif groups == len(columns):
@@ -30,33 +30,33 @@ def convolution(call: Call) -> Result:
     call.attach("bias", out)
     call.count("in_channels", columns)
     call.count("out_channels", out)
-    return Value(call.shape, axis, out)
+    return ChannelLayout(call.shape, axis, out)
 
 
-def _dense(call: Call, weight: str, columns: Vector, axis: int, transposed: bool) -> Vector:
+def _dense(call: OpCall, weight: str, columns: Vector, axis: int, transposed: bool) -> Vector:
     inputs, outputs = (0, 1) if transposed else (1, 0)
-    call.walk.bind(weight, inputs, columns)
-    _read(call, weight, inputs, axis)
-    return call.walk.produce(call.layer(), weight, outputs)
+    call.state.bind(weight, inputs, columns)
+    _consume(call, weight, inputs, axis)
+    return call.state.produce(call.layer(), weight, outputs)
 
 
-def _depthwise(call: Call, weight: str, columns: Vector, transposed: bool) -> Vector:
+def _depthwise(call: OpCall, weight: str, columns: Vector, transposed: bool) -> Vector:
     """Pass the ids through: an input takes the outputs made of it along, and the other way."""
-    shape = call.walk.shapes[weight]
+    shape = call.state.shapes[weight]
     multiplier = shape[1] if transposed else shape[0] // len(columns)
     out = columns.repeat_interleave(multiplier)
-    call.walk.bind(weight, 0, columns if transposed else out)
+    call.state.bind(weight, 0, columns if transposed else out)
     return out
 
 
 def _grouped(
-    call: Call, weight: str, columns: Vector, groups: int, axis: int, transposed: bool
+    call: OpCall, weight: str, columns: Vector, groups: int, axis: int, transposed: bool
 ) -> Vector:
     """Couple equal offsets across groups, so that every group keeps as many channels."""
-    walk, layer = call.walk, call.layer()
+    walk, layer = call.state, call.layer()
     offsets = columns.view(groups, -1)
-    walk.channels.unite(offsets[:-1], offsets[1:])
-    _read(call, weight, 0 if transposed else 1, axis)
+    walk.channels.union(offsets[:-1], offsets[1:])
+    _consume(call, weight, 0 if transposed else 1, axis)
     if transposed:
         walk.bind(weight, 0, columns)
         out = walk.produce(layer, weight, 1).repeat(groups)
@@ -66,37 +66,37 @@ def _grouped(
     return walk.produce(layer, weight, 0, groups)
 
 
-def linear(call: Call) -> Result:
+def linear(call: OpCall) -> Result:
     """Follow a Linear; behind a Flatten the columns of one channel carry one id."""
     weight = call.tensor("weight")
-    if weight is None or len(call.walk.shapes[weight]) != 2:
+    if weight is None or len(call.state.shapes[weight]) != 2:
         return _opaque(call, -1, "a computed weight")
     if _is_complex(call):
         return _opaque(call, -1, "complex weights")
     x = call.value("input")
-    columns = call.walk.channels.along(x, -1)
-    call.walk.bind(weight, 1, columns)
-    _read(call, weight, 1, len(call.shape) - 1)
-    out = call.walk.produce(call.layer(), weight, 0)
+    columns = call.state.channels.ids_along(x, -1)
+    call.state.bind(weight, 1, columns)
+    _consume(call, weight, 1, len(call.shape) - 1)
+    out = call.state.produce(call.layer(), weight, 0)
     call.attach("bias", out)
     call.count("in_features", columns)
     call.count("out_features", out)
-    return Value(call.shape, len(call.shape) - 1, out)
+    return ChannelLayout(call.shape, len(call.shape) - 1, out)
 
 
-def _is_complex(call: Call) -> bool:
+def _is_complex(call: OpCall) -> bool:
     return call.get("weight").meta["val"].is_complex()
 
 
-def _opaque(call: Call, axis: int, what: str) -> Result:
+def _opaque(call: OpCall, axis: int, what: str) -> Result:
     """Freeze a layer with weights that no regression can replace, and list it."""
-    result = call.walk.refuse(call, f"{call.layer()} has {what}")
-    if isinstance(result, Value):
-        call.walk.producers.setdefault(call.layer(), call.walk.channels.along(result, axis))
+    result = call.state.freeze_call(call, f"{call.layer()} has {what}")
+    if isinstance(result, ChannelLayout):
+        call.state.producers.setdefault(call.layer(), call.state.channels.ids_along(result, axis))
     return result
 
 
-def _read(call: Call, weight: str, dim: int, axis: int) -> None:
+def _consume(call: OpCall, weight: str, dim: int, axis: int) -> None:
     """Record the layer as a site, and where it could keep an intercept.
 
     `axis` is that of its output channels; a BatchNorm normalizes axis 1, whatever it holds.
@@ -107,73 +107,73 @@ def _read(call: Call, weight: str, dim: int, axis: int) -> None:
     users = list(call.node.users)
     normalized = axis == 1 and len(users) == 1 and "batch_norm" in str(users[0].target)
     if call.get("bias") is None and normalized:
-        user = Call.of(call.walk, users[0])
+        user = OpCall.of(call.state, users[0])
         mean = user.tensor("running_mean") if not user.get("training") else None
         if mean is not None and _serves_only(call, user, "running_mean", weight):
             home = f"batchnorm:{mean}"
-    known = call.walk.sites.setdefault(weight, (dim, home))
+    known = call.state.consumers.setdefault(weight, (dim, home))
     if known != (dim, home):
-        call.walk.sites[weight] = (dim, None)
+        call.state.consumers[weight] = (dim, None)
 
 
-def _serves_only(call: Call, holder: Call, name: str, weight: str) -> bool:
+def _serves_only(call: OpCall, holder: OpCall, name: str, weight: str) -> bool:
     """Whether the tensor that `holder` is given as `name` acts on outputs of `weight` only."""
     nodes = list(holder.get(name).users)
     if holder is not call:
-        nodes = [Call.of(call.walk, node).get("input") for node in nodes]
+        nodes = [OpCall.of(call.state, node).get("input") for node in nodes]
     return all(
-        isinstance(node, fx.Node) and Call.of(call.walk, node).tensor("weight") == weight
+        isinstance(node, fx.Node) and OpCall.of(call.state, node).tensor("weight") == weight
         for node in nodes
     )
 
 
-def norm_per_channel(call: Call) -> Result:
+def norm_per_channel(call: OpCall) -> Result:
     """Follow BatchNorm and InstanceNorm: statistics and parameters of a channel are its own."""
     x = call.value("input")
-    ids = call.walk.channels.along(x, 1)
+    ids = call.state.channels.ids_along(x, 1)
     for name in ("weight", "bias", "running_mean", "running_var"):
         call.attach(name, ids)
     call.count("num_features", ids)
-    return Value(call.shape, 1, ids)
+    return ChannelLayout(call.shape, 1, ids)
 
 
-def group_norm(call: Call) -> Result:
+def group_norm(call: OpCall) -> Result:
     """Follow GroupNorm: its statistics span a group, so only whole groups can go."""
-    ids, groups = call.walk.channels.along(call.value("input"), 1), call.get("num_groups")
+    ids, groups = call.state.channels.ids_along(call.value("input"), 1), call.get("num_groups")
     if groups == 1:
-        call.walk.channels.freeze(ids, f"{call.layer()} is a GroupNorm over all channels at once")
+        call.state.channels.freeze(ids, f"{call.layer()} is a GroupNorm over all channels at once")
     together = ids.view(groups, -1).T
-    call.walk.channels.unite(together[:-1], together[1:])
+    call.state.channels.union(together[:-1], together[1:])
     call.attach("weight", ids)
     call.attach("bias", ids)
     call.count("num_channels", ids)
     call.count("num_groups", ids, len(ids) // groups)
-    return Value(call.shape, 1, ids)
+    return ChannelLayout(call.shape, 1, ids)
 
 
-def layer_norm(call: Call) -> Result:
+def layer_norm(call: OpCall) -> Result:
     """Follow LayerNorm: freeze the channels that its statistics span."""
     x = call.value("input")
     first = len(x.shape) - len(call.get("normalized_shape"))
     if (x.axis or 0) >= first:
-        return call.walk.refuse(call, f"{call.layer()} is a LayerNorm over the channels")
+        return call.state.freeze_call(call, f"{call.layer()} is a LayerNorm over the channels")
     for name in ("weight", "bias"):
         if isinstance(call.get(name), fx.Node):
             ids = call.value(name).ids
-            call.walk.channels.freeze(ids, f"{call.layer()} is a LayerNorm over positions")
-    return Value(call.shape, x.axis, x.ids)
+            call.state.channels.freeze(ids, f"{call.layer()} is a LayerNorm over positions")
+    return ChannelLayout(call.shape, x.axis, x.ids)
 
 
-def prelu(call: Call) -> Result:
+def prelu(call: OpCall) -> Result:
     """Follow PReLU: one slope for all channels, or one each."""
     x, weight = call.value(), call.value("weight")
     if weight.shape in ((), (1,)) or len(x.shape) < 2:
-        call.walk.channels.freeze(weight.ids, f"{call.layer()} has one slope for all channels")
-        return Value(call.shape, x.axis, x.ids)
-    ids = call.walk.channels.along(x, 1)
+        call.state.channels.freeze(weight.ids, f"{call.layer()} has one slope for all channels")
+        return ChannelLayout(call.shape, x.axis, x.ids)
+    ids = call.state.channels.ids_along(x, 1)
     call.attach("weight", ids)
     call.count("num_parameters", ids)
-    return Value(call.shape, 1, ids)
+    return ChannelLayout(call.shape, 1, ids)
 
 
 for _name, _rule in {

@@ -8,64 +8,66 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from entrim.graph.channel_ids import Value
-from entrim.graph.tracer import Call, Result, register_rule
+from entrim.graph.channel_ids import ChannelLayout
+from entrim.graph.tracer import OpCall, Result, register_rule
 
 
-def move(call: Call) -> Result:
+def move(call: OpCall) -> Result:
     """Follow an operation that rearranges or copies elements."""
     return _read_off(call, _first_axis(call))
 
 
-def reshape(call: Call) -> Result:
+def reshape(call: OpCall) -> Result:
     """Follow a reshape: no axis of the old shape has a claim in the new one."""
-    full = call.walk.channels.spread(call.value())
+    full = call.state.channels.broadcast(call.value())
     if full.numel() != math.prod(call.shape):
-        return call.walk.refuse(call, f"{call.node.name} reads bits as another type")
-    return call.walk.channels.gather(full.reshape(call.shape))
+        return call.state.freeze_call(call, f"{call.node.name} reads bits as another type")
+    return call.state.channels.gather(full.reshape(call.shape))
 
 
-def expand(call: Call) -> Result:
+def expand(call: OpCall) -> Result:
     """Follow an expansion, also one to the shape of another tensor."""
     x = call.value()
-    return call.walk.channels.gather(call.walk.channels.spread(x).expand(call.shape), x.axis)
+    return call.state.channels.gather(call.state.channels.broadcast(x).expand(call.shape), x.axis)
 
 
-def concat(call: Call) -> Result:
+def concat(call: OpCall) -> Result:
     """Follow a concatenation; of channels on their ids alone, whatever the size of the maps."""
-    values, channels = list(map(call.walk.value, call.get("tensors"))), call.walk.channels
+    values, channels = list(map(call.state.value, call.get("tensors"))), call.state.channels
     dim = call.get("dim") % len(call.shape)
     whole = all(len(value.shape) == len(call.shape) for value in values)
     if whole and {value.axis for value in values} <= {None, dim}:
-        return Value(call.shape, dim, torch.cat([channels.along(value, dim) for value in values]))
+        return ChannelLayout(
+            call.shape, dim, torch.cat([channels.ids_along(value, dim) for value in values])
+        )
     return move(call)
 
 
-def stack(call: Call) -> Result:
+def stack(call: OpCall) -> Result:
     """Follow a stack: its new axis has a fixed number of places, so channels stay on theirs."""
     axis, dim = _first_axis(call), call.get("dim") % len(call.shape)
     shifted = None if axis is None else axis + (axis >= dim)
     return _read_off(call, shifted)
 
 
-def channel_shuffle(call: Call) -> Result:
+def channel_shuffle(call: OpCall) -> Result:
     """Follow a shuffle as what it is: a reshape into groups, a transposition, a reshape back."""
-    channels, groups = call.walk.channels, call.get("groups")
-    full = channels.spread(call.value())
-    split = channels.spread(
+    channels, groups = call.state.channels, call.get("groups")
+    full = channels.broadcast(call.value())
+    split = channels.broadcast(
         channels.gather(full.reshape(full.shape[0], groups, -1, *full.shape[2:]))
     )
     return channels.gather(split.transpose(1, 2).reshape(full.shape), 1)
 
 
-def part(call: Call) -> Result:
+def part(call: OpCall) -> Result:
     """Follow a slice or split; through the channels only in parts of one common size.
 
     Whether code such as `x[:, : x.shape[1] // 2]` or a number stands behind it cannot be seen. The
     channels are coupled so that equal parts stay equal; the trial cut tells whether the code
     follows.
     """
-    x, channels = call.value(), call.walk.channels
+    x, channels = call.value(), call.state.channels
     dim = call.get("dim") % len(x.shape)
     if x.axis != dim:
         return move(call)
@@ -78,7 +80,7 @@ def part(call: Call) -> Result:
         channels.freeze(x.ids, f"{name} takes single channels or uneven parts out of them")
     else:
         equal = x.ids.view(-1, size)
-        channels.unite(equal[:-1], equal[1:])
+        channels.union(equal[:-1], equal[1:])
     return move(call)
 
 
@@ -91,37 +93,39 @@ def _strided(piece: Tensor) -> bool:
     return end - first != len(torch.unique(piece))
 
 
-def roll(call: Call) -> Result:
+def roll(call: OpCall) -> Result:
     """Follow a cyclic shift, of positions only: shifted channels have no fixed place."""
     x, dims = call.value(), call.get("dims")
     if not dims or x.axis is None or x.axis in {dim % len(x.shape) for dim in dims}:
-        return call.walk.refuse(call, f"{call.node.name} shifts channels")
-    return Value(x.shape, x.axis, x.ids)
+        return call.state.freeze_call(call, f"{call.node.name} shifts channels")
+    return ChannelLayout(x.shape, x.axis, x.ids)
 
 
-def pad(call: Call) -> Result:
+def pad(call: OpCall) -> Result:
     """Follow padding: new positions belong to the channel, new channels are of fixed number."""
-    x, channels = call.value(), call.walk.channels
+    x, channels = call.value(), call.state.channels
     widths = list(call.get("pad"))
     sides = {len(x.shape) - 1 - i // 2: tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)}
     if x.axis is None or sides.get(x.axis, (0, 0)) == (0, 0):
-        return Value(call.shape, x.axis, x.ids)
+        return ChannelLayout(call.shape, x.axis, x.ids)
     if call.get("mode") not in (None, "constant") or min(sides[x.axis]) < 0:
-        return call.walk.refuse(call, f"{call.node.name} pads channels with other channels")
-    fill = channels.frozen((), f"{call.node.name} pads a fixed number of channels").ids
+        return call.state.freeze_call(call, f"{call.node.name} pads channels with other channels")
+    fill = channels.frozen_layout((), f"{call.node.name} pads a fixed number of channels").ids
     before, after = sides[x.axis]
-    return Value(call.shape, x.axis, torch.cat([fill.expand(before), x.ids, fill.expand(after)]))
+    return ChannelLayout(
+        call.shape, x.axis, torch.cat([fill.expand(before), x.ids, fill.expand(after)])
+    )
 
 
-def _read_off(call: Call, prefer: int | None) -> Result:
-    channels = call.walk.channels
-    outputs = _run(call, lambda node: channels.spread(call.walk.value(node)))
+def _read_off(call: OpCall, prefer: int | None) -> Result:
+    channels = call.state.channels
+    outputs = _run(call, lambda node: channels.broadcast(call.state.value(node)))
     if isinstance(outputs, Tensor):
         return channels.gather(outputs, prefer)
     return tuple(channels.gather(output, prefer) for output in outputs)
 
 
-def _run(call: Call, ids: Callable[[fx.Node], Tensor]) -> Any:
+def _run(call: OpCall, ids: Callable[[fx.Node], Tensor]) -> Any:
     """Return what the operation makes of ids in place of its tensors."""
     operation: Any = call.node.target
     args, kwargs = map_arg((call.node.args, call.node.kwargs), ids)
@@ -132,7 +136,7 @@ def _outputs(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _first_axis(call: Call) -> int | None:
+def _first_axis(call: OpCall) -> int | None:
     """Return where the channels of the first operand that has any would be found again."""
     axes = [value.axis for value in call.operands() if value.axis is not None]
     return axes[0] if axes else None

@@ -13,15 +13,15 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from entrim.errors import TraceError
-from entrim.graph.channel_ids import Channels, Value
-from entrim.graph.eager import Example, arguments, copy_without_hooks, unwrap
+from entrim.graph.channel_ids import ChannelIds, ChannelLayout
+from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks, unwrap
 
-Result = Value | tuple[Value | None, ...] | None
+Result = ChannelLayout | tuple[ChannelLayout | None, ...] | None
 Vector = Int[Tensor, " _"]
 
 
 @dataclass(slots=True)
-class Walk:
+class TraceState:
     """The state of one walk; rules read and extend it, nothing else does."""
 
     module: nn.Module
@@ -32,13 +32,13 @@ class Walk:
     """Parameter or buffer -> all its names, the first one first."""
     idle: set[str] = field(default_factory=set)
     """Parameters and buffers that nothing reads in eval mode."""
-    channels: Channels = field(default_factory=Channels)
+    channels: ChannelIds = field(default_factory=ChannelIds)
     values: dict[fx.Node, Result] = field(default_factory=dict)
     bindings: dict[tuple[str, int], Vector] = field(default_factory=dict)
     """(tensor, dimension) -> ids along it."""
     producers: dict[str, Vector] = field(default_factory=dict)
     """Layer -> ids of its outputs."""
-    sites: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    consumers: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     """Weight -> the dimension of its inputs, and where an intercept goes."""
     attributes: dict[tuple[str, str], tuple[Vector, int]] = field(default_factory=dict)
     """(module, attribute) -> ids it counts, and how many of them make one."""
@@ -46,37 +46,37 @@ class Walk:
     def bind(self, tensor: str, dim: int, ids: Vector) -> Vector:
         """Let `dim` of `tensor` follow `ids`, also where it follows others already."""
         before = self.bindings.setdefault((tensor, dim), ids)
-        self.channels.unite(before, ids)
+        self.channels.union(before, ids)
         return before
 
     def produce(self, layer: str, tensor: str, dim: int, copies: int = 1) -> Vector:
         """Return the output ids of `layer`: new ones, `copies` times over, or those of before."""
         size = self.shapes[tensor][dim]
         if (tensor, dim) not in self.bindings:
-            self.bindings[tensor, dim] = self.channels.fresh(size // copies).repeat(copies)
+            self.bindings[tensor, dim] = self.channels.new_ids(size // copies).repeat(copies)
         ids = self.bindings[tensor, dim]
         alike = ids.view(copies, -1)
-        self.channels.unite(alike[:-1], alike[1:])
+        self.channels.union(alike[:-1], alike[1:])
         self.producers.setdefault(layer, ids)
         return ids
 
-    def value(self, node: fx.Node) -> Value:
+    def value(self, node: fx.Node) -> ChannelLayout:
         """Return the value of a node that holds one tensor; a parameter's ids are made here."""
         if node not in self.values:
-            self.values[node] = self._stored(self.names[node])
+            self.values[node] = self._stored_layout(self.names[node])
         value = self.values[node]
-        if not isinstance(value, Value):
-            return self.channels.frozen(_shape(node), f"{node} is not a tensor")
+        if not isinstance(value, ChannelLayout):
+            return self.channels.frozen_layout(_shape(node), f"{node} is not a tensor")
         return value
 
-    def refuse(self, call: "Call", reason: str) -> Result:
+    def freeze_call(self, call: "OpCall", reason: str) -> Result:
         """Freeze everything that goes into `call` and comes out of it."""
         operands = list(call.operands())
         if not operands:
             reason = f"{call.node.name} makes a tensor of fixed size"
         for value in operands:
             self.channels.freeze(value.ids, reason)
-        return call.results(lambda shape: self.channels.frozen(shape, reason))
+        return call.results(lambda shape: self.channels.frozen_layout(shape, reason))
 
     def modules_with(self, tensor: str) -> tuple[str, ...]:
         """Return the modules that hold `tensor`, each by one name: a module may have several."""
@@ -88,17 +88,21 @@ class Walk:
         wanted = self.module.get_submodule(module)
         return next(name for name, found in self.module.named_modules() if found is wanted)
 
-    def _stored(self, name: str) -> Value:
+    def _stored_layout(self, name: str) -> ChannelLayout:
         shape = self.shapes[name]
         wide = [dim for dim, size in enumerate(shape) if size > 1]
         if len(wide) > 1:
-            value = self.channels.frozen(shape, f"{name} is used as a whole, not by a known layer")
+            value = self.channels.frozen_layout(
+                shape, f"{name} is used as a whole, not by a known layer"
+            )
             for dim in wide:
                 self.bind(name, dim, value.ids.expand(shape[dim]))
             return value
         if not wide:
-            return self.channels.frozen(shape, f"{name} has one element")
-        return Value(shape, wide[0], self.bind(name, wide[0], self.channels.fresh(shape[wide[0]])))
+            return self.channels.frozen_layout(shape, f"{name} has one element")
+        return ChannelLayout(
+            shape, wide[0], self.bind(name, wide[0], self.channels.new_ids(shape[wide[0]]))
+        )
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
@@ -112,67 +116,67 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpCall:
     """One operation of the exported graph, its arguments by their name in the schema."""
 
-    walk: Walk
+    state: TraceState
     node: fx.Node
     arguments: Mapping[str, Any]
 
     @classmethod
-    def of(cls, walk: Walk, node: fx.Node) -> "Call":
+    def of(cls, state: TraceState, node: fx.Node) -> "OpCall":
         """Return the call that `node` stands for."""
-        return cls(walk, node, arguments_of(node))
+        return cls(state, node, arguments_of(node))
 
     def get(self, name: str) -> Any:
         """Return the argument called `name`, None where the operation has none."""
         return self.arguments.get(name)
 
-    def value(self, name: str | None = None) -> Value:
+    def value(self, name: str | None = None) -> ChannelLayout:
         """Return the value of the tensor argument called `name`, by default of the first."""
         node: Any = self.node.args[0] if name is None else self.arguments[name]
-        return self.walk.value(node)
+        return self.state.value(node)
 
     def tensor(self, name: str) -> str | None:
         """Return the name of the parameter or buffer handed over as `name`, None for others."""
         node = self.get(name)
-        return self.walk.names.get(node) if isinstance(node, fx.Node) else None
+        return self.state.names.get(node) if isinstance(node, fx.Node) else None
 
-    def operands(self) -> Iterator[Value]:
+    def operands(self) -> Iterator[ChannelLayout]:
         """Yield the values of all tensors that go in."""
         for node in self.node.all_input_nodes:
-            result = self.walk.values.get(node)
+            result = self.state.values.get(node)
             if isinstance(result, tuple):
                 yield from (part for part in result if part is not None)
-            elif result is not None or node in self.walk.names:
-                yield self.walk.value(node)
+            elif result is not None or node in self.state.names:
+                yield self.state.value(node)
 
     def attach(self, name: str, ids: Vector) -> None:
         """Let the vector handed over as `name`, if any, follow `ids`."""
         node = self.get(name)
         if node is None:
             return
-        tensor = self.walk.names.get(node)
+        tensor = self.state.names.get(node)
         if tensor is not None:
-            self.walk.bind(tensor, 0, ids)
+            self.state.bind(tensor, 0, ids)
         else:
-            self.walk.channels.unite(self.walk.channels.along(self.walk.value(node), 0), ids)
+            self.state.channels.union(self.state.channels.ids_along(self.state.value(node), 0), ids)
 
     def owners(self) -> tuple[str, ...]:
         """Return the modules that have the weight or statistics in use, else the one that calls."""
         tensor = self.tensor("weight") or self.tensor("running_mean")
         if tensor is not None:
-            return self.walk.modules_with(tensor)
+            return self.state.modules_with(tensor)
         stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
-        return (self.walk.first_name(list(stack.values())[-1][0]),)
+        return (self.state.first_name(list(stack.values())[-1][0]),)
 
     def count(self, name: str, ids: Vector, step: int = 1) -> None:
         """Keep the attribute `name` of the modules behind this call true when `ids` shrink."""
         for owner in self.owners():
-            value = getattr(self.walk.module.get_submodule(owner), name, None)
+            value = getattr(self.state.module.get_submodule(owner), name, None)
             if type(value) is int and value == len(ids) // step:
-                before, _ = self.walk.attributes.setdefault((owner, name), (ids, step))
-                self.walk.channels.unite(before, ids)
+                before, _ = self.state.attributes.setdefault((owner, name), (ids, step))
+                self.state.channels.union(before, ids)
 
     def layer(self) -> str:
         """Return the name of the layer whose weight this is: its module, or the tensor itself."""
@@ -184,7 +188,7 @@ class Call:
         """The shape of the one tensor that comes out."""
         return _shape(self.node)
 
-    def results(self, make: Callable[[tuple[int, ...]], Value]) -> Result:
+    def results(self, make: Callable[[tuple[int, ...]], ChannelLayout]) -> Result:
         """Return `make(shape)` for every tensor that comes out."""
         out = self.node.meta.get("val")
         if isinstance(out, Tensor):
@@ -199,7 +203,7 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(out.shape) if isinstance(out, torch.Tensor) else ()
 
 
-Rule = Callable[["Call"], Result]
+Rule = Callable[["OpCall"], Result]
 RULES: dict[str, Rule] = {}
 """Qualified operator -> its rule. Rules of PyTorch's operators are registered by `rules_*`."""
 POINTWISE = "pointwise"
@@ -207,30 +211,30 @@ POINTWISE = "pointwise"
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_size", "sym_numel"}
 
 
-def follow(model: nn.Module, example: Example) -> Walk:
+def trace_ops(model: nn.Module, example_inputs: ExampleInputs) -> TraceState:
     """Return what a walk through `model` in eval mode finds; the model is not touched."""
     still = copy_without_hooks(unwrap(model)).eval()
-    program = exported(still, example)
+    program = export_program(still, example_inputs)
     shapes, aliases = named_tensors(still)
     names = placeholders(program, aliases)
-    walk = Walk(still, names, shapes, aliases)
+    walk = TraceState(still, names, shapes, aliases)
     used = {name for node, name in names.items() if node.users}
     walk.idle.update(name for name in names.values() if name not in used)
     for node in program.graph.nodes:
         if node.op == "output":
             _freeze_outputs(walk, node)
         elif node.op == "placeholder" and node not in names:
-            walk.values[node] = _given(walk, node, program)
+            walk.values[node] = _input_layout(walk, node, program)
         elif node not in names:
             walk.values[node] = _step(walk, node)
     return walk
 
 
-def exported(
-    model: nn.Module, example: Example, dynamic_shapes: tuple[Any, ...] | None = None
+def export_program(
+    model: nn.Module, example_inputs: ExampleInputs, dynamic_shapes: tuple[Any, ...] | None = None
 ) -> ExportedProgram:
     """Return the operations of `model` on `example`, as torch.export sees them."""
-    args, kwargs = arguments(example)
+    args, kwargs = arguments(example_inputs)
     for name, _ in model.named_modules():
         if not name.isprintable() or '"' in name or "\\" in name:
             raise TraceError(
@@ -281,16 +285,18 @@ def placeholders(
     }
 
 
-def _given(walk: Walk, node: fx.Node, program: ExportedProgram) -> Result:
+def _input_layout(state: TraceState, node: fx.Node, program: ExportedProgram) -> Result:
     is_input = node.name in program.graph_signature.user_inputs
     what = "an input of the network" if is_input else "a tensor of fixed size"
-    return Call.of(walk, node).results(lambda s: walk.channels.frozen(s, f"{node} is {what}"))
+    return OpCall.of(state, node).results(
+        lambda s: state.channels.frozen_layout(s, f"{node} is {what}")
+    )
 
 
-def _step(walk: Walk, node: fx.Node) -> Result:
-    call = Call.of(walk, node)
+def _step(state: TraceState, node: fx.Node) -> Result:
+    call = OpCall.of(state, node)
     if node.target is operator.getitem:
-        parts = walk.values[node.all_input_nodes[0]]
+        parts = state.values[node.all_input_nodes[0]]
         index = node.args[1]
         return parts[index] if isinstance(parts, tuple) and isinstance(index, int) else None
     name = getattr(getattr(node.target, "_schema", None), "name", str(node.target))
@@ -303,8 +309,8 @@ def _step(walk: Walk, node: fx.Node) -> Result:
     if rule is None and node.op == "call_function" and _is_pointwise(node.target):
         rule = RULES[POINTWISE]
     if rule is not None:
-        return _obey(rule, call)
-    return walk.refuse(call, f"no rule for the operation {operator_name}")
+        return apply_rule(rule, call)
+    return state.freeze_call(call, f"no rule for the operation {operator_name}")
 
 
 def _is_pointwise(target: object) -> bool:
@@ -326,20 +332,20 @@ def register_rule(operator_name: str, rule: Rule) -> None:
     RULES[operator_name] = rule
 
 
-def _obey(rule: Callable[[Call], Result], call: Call) -> Result:
+def apply_rule(rule: Callable[[OpCall], Result], call: OpCall) -> Result:
     """Return what `rule` says; a call that it was not made for is frozen and named."""
     try:
         return rule(call)
     except Exception as error:
         reason = f"{call.node.name} could not be followed ({type(error).__name__}: {error})"
-        return call.walk.refuse(call, reason)
+        return call.state.freeze_call(call, reason)
 
 
-def _in_place(call: Call) -> bool:
+def _in_place(call: OpCall) -> bool:
     schema = getattr(call.node.target, "_schema", None)
     return schema is not None and schema.is_mutable
 
 
-def _freeze_outputs(walk: Walk, node: fx.Node) -> None:
-    for value in Call.of(walk, node).operands():
-        walk.channels.freeze(value.ids, "it is an output of the network")
+def _freeze_outputs(state: TraceState, node: fx.Node) -> None:
+    for value in OpCall.of(state, node).operands():
+        state.channels.freeze(value.ids, "it is an output of the network")

@@ -1,10 +1,10 @@
-"""With a metric at hand: eps tuned for each part of the network, cost against score."""
+"""Search for penalties: eps tuned for each part of the network, cost against the user's score."""
 
 import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,34 +13,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from entrim.calibration.data import Calibration, Images
-from entrim.calibration.tensor_store import Shelf
-from entrim.deciding import collect
+from entrim.calibration.data import CalibrationData, Images
+from entrim.callbacks import Callback, Progress, ProgressEvent
+from entrim.config import EntropicPenalty
 from entrim.errors import BadSettingError, EntrimError, MissingExtraError, SearchError
-from entrim.graph.eager import copy_without_hooks, neutral_context, own_randomness
+from entrim.graph.eager import copy_without_hooks, neutral_context
 from entrim.hpo.trial import (
     Choice,
     Division,
-    Ground,
     Parts,
     SearchRecord,
     Trial,
+    TrialPruner,
     pareto,
     parts_of,
-    scored,
+    try_score,
 )
-from entrim.pipeline import begin, example_of, look, sparsify
-from entrim.recording import versions
-from entrim.records import Score, Step
-from entrim.run import Run
-from entrim.scoring import Metric, check_metric
-from entrim.settings import Settings
-from entrim.sparsified import Sparsified
+from entrim.pipeline import Pruner
+from entrim.records import Score
+from entrim.results import Metric, SparsifyResult, check_metric, versions
 from entrim.storage import atomic
-from entrim.surgery.structure import kind_of, named
+from entrim.surgery.structure import class_name_of, name_tensors
 
 if TYPE_CHECKING:
-    from entrim.hpo.study import Notebook
+    from entrim.hpo.study import Storage, Study
 
     Range = tuple[float, float]
 else:
@@ -50,15 +46,15 @@ _KNOWN = {"cost": ("params", "macs"), "sampler": ("tpe", "random")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SearchConfig:
     """What a search looks for, and when it ends a trial early."""
 
     trials: int
     cost: str
     eps_w: Range
     eps_l2: Range
-    between: Range
-    prune: float | None
+    cost_range: Range
+    early_stop: float | None
     sampler: str
     seed: int
     timeout: float | None
@@ -76,11 +72,11 @@ class Wanted:
             if getattr(self, name) not in known:
                 choices = " or ".join(map(repr, known))
                 raise BadSettingError(f"{name} is {getattr(self, name)!r}: choose {choices}")
-        for name in ("eps_w", "eps_l2", "between"):
-            _check_range(name, getattr(self, name), positive=name != "between")
-        if self.prune is not None and not 1 <= self.prune < math.inf:
+        for name in ("eps_w", "eps_l2", "cost_range"):
+            _check_range(name, getattr(self, name), positive=name != "cost_range")
+        if self.early_stop is not None and not 1 <= self.early_stop < math.inf:
             raise BadSettingError(
-                f"prune is {self.prune}: hand over a factor from 1, or None to score all"
+                f"early_stop is {self.early_stop}: hand over a factor from 1, or None to score all"
             )
 
     def ranges(self, parts: Parts) -> dict[str, Range]:
@@ -89,7 +85,7 @@ class Wanted:
             f"{part} {eps}": getattr(self, eps) for part in parts for eps in ("eps_w", "eps_l2")
         }
 
-    def verdict(
+    def stop_early(
         self, choice: Choice, known: Sequence[Trial], intact: float
     ) -> tuple[float | None, str] | None:
         """Return the score, if any, and the reason; None where only scoring can tell."""
@@ -98,11 +94,11 @@ class Wanted:
         for trial in known:
             if trial.digest == choice.digest:
                 return trial.score, f"the network of trial {trial.number}"
-        cost, (low, high) = getattr(choice, self.cost), self.between
+        cost, (low, high) = getattr(choice, self.cost), self.cost_range
         if not low <= cost <= high:
             return None, f"pruned: {cost:.1%} of the {self.cost} is not {low:.1%} to {high:.1%}"
-        for trial in known if self.prune else ():
-            better = trial.lost * (self.prune or 1) < choice.lost
+        for trial in known if self.early_stop else ():
+            better = trial.lost * (self.early_stop or 1) < choice.lost
             if trial.score is not None and getattr(trial, self.cost) <= cost and better:
                 return None, (
                     f"pruned: trial {trial.number} costs no more, and its layers lose "
@@ -112,13 +108,15 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hunt:
+class SearchRunner:
     """One process at work on a search."""
 
-    ground: Ground
-    notebook: "Notebook"
+    trials: TrialPruner
+    penalty: EntropicPenalty
+    progress: Progress
+    study: "Study"
     parts: Parts
-    wanted: Wanted
+    config: SearchConfig
     score: Metric
     begun: float
     """When the search was called, by `time.monotonic`."""
@@ -129,41 +127,41 @@ class Hunt:
         One trial is begun however late it is, so that a search that is called again gets on.
         """
         intact = self._intact()
-        self.notebook.sweep()
-        before, since = len(self.notebook.ended()), time.monotonic()
-        while draw := self.notebook.begin(self.wanted.trials):
+        self.study.sweep()
+        before, since = len(self.study.ended()), time.monotonic()
+        while draw := self.study.begin(self.config.trials):
             try:
-                trial = self._tried(_number(draw), draw.params, intact)
+                trial = self._run_trial(_number(draw), draw.params, intact)
             except BaseException:
-                self.notebook.drop(draw.number)
+                self.study.drop(draw.number)
                 raise
-            values = () if trial.score is None else (getattr(trial, self.wanted.cost), trial.score)
-            self.notebook.end(draw, _notes(trial), values)
-            self._tell(trial, before, since)
+            values = () if trial.score is None else (getattr(trial, self.config.cost), trial.score)
+            self.study.end(draw, _notes(trial), values)
+            self._report(trial, before, since)
             if self._left() <= 0:
                 break
-        _demand_one(self.known())
+        _require_trial(self.known())
         return intact
 
     def known(self) -> list[Trial]:
         """Return all trials that ended, also those of other processes."""
         return [
             Trial(number=_number(draw), eps=self._eps(draw.params), **draw.user_attrs["trial"])
-            for draw in self.notebook.ended()
+            for draw in self.study.ended()
         ]
 
     def _intact(self) -> float:
-        known = self.notebook.intact
+        known = self.study.intact
         if known is None:
-            known, how = self._scored(copy_without_hooks(self.ground.run.model).eval())
+            known, reason = self._score(copy_without_hooks(self.trials.pruner.model).eval())
             if known is None:
-                raise SearchError(f"the original network {how}: mend score= first")
-            self.notebook.note_intact(known)
+                raise SearchError(f"the original network {reason}: correct score= first")
+            self.study.note_intact(known)
         return known
 
-    def _tried(self, number: int, drawn: Mapping[str, Any], intact: float) -> Trial:
+    def _run_trial(self, number: int, drawn: Mapping[str, Any], intact: float) -> Trial:
         eps = self._eps(drawn)
-        choice = self.ground.choose(replace(self.ground.run.settings, eps=eps))
+        choice = self.trials.choose(replace(self.penalty, per_group=eps))
         trial = Trial(
             number=number,
             eps=eps,
@@ -172,27 +170,27 @@ class Hunt:
             macs=choice.macs,
             lost=choice.lost,
             score=None,
-            how="",
+            reason="",
             seconds=0.0,
             digest=choice.digest,
         )
-        early = self.wanted.verdict(choice, self.known(), intact)
+        early = self.config.stop_early(choice, self.known(), intact)
         if early is not None:
-            return replace(trial, score=early[0], how=early[1])
+            return replace(trial, score=early[0], reason=early[1])
         begun = time.perf_counter()
         try:
-            small = self.ground.built(choice)
+            small = self.trials.build(choice)
         except EntrimError as error:
-            how = f"failed: {type(error).__name__}: {error}"
-            return replace(trial, how=how, seconds=time.perf_counter() - begun)
-        params, macs = self.ground.cost(small)
-        score, how = self._scored(small)
+            reason = f"failed: {type(error).__name__}: {error}"
+            return replace(trial, reason=reason, seconds=time.perf_counter() - begun)
+        params, macs = self.trials.cost(small)
+        score, reason = self._score(small)
         seconds = time.perf_counter() - begun
-        return replace(trial, params=params, macs=macs, score=score, how=how, seconds=seconds)
+        return replace(trial, params=params, macs=macs, score=score, reason=reason, seconds=seconds)
 
-    def _scored(self, model: Any) -> tuple[float | None, str]:
-        with self.ground.run.stage("score"):
-            return scored(self.score, model)
+    def _score(self, model: Any) -> tuple[float | None, str]:
+        with self.trials.pruner.progress.stage("score"):
+            return try_score(self.score, model)
 
     def _eps(self, drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         return {
@@ -203,53 +201,53 @@ class Hunt:
 
     def _left(self) -> float:
         """Return the seconds in which trials may still be begun."""
-        limit = math.inf if self.wanted.timeout is None else self.wanted.timeout
+        limit = math.inf if self.config.timeout is None else self.config.timeout
         return limit - (time.monotonic() - self.begun)
 
-    def _tell(self, trial: Trial, before: int, since: float) -> None:
-        """Tell how `trial` ended, and what the rest will take at the pace since then."""
+    def _report(self, trial: Trial, before: int, since: float) -> None:
+        """Report how `trial` ended, and the estimated time of the rest."""
         ended = "" if trial.score is None else f", score {trial.score:.4g}"
-        detail = f"{getattr(trial, self.wanted.cost):.1%} of the {self.wanted.cost}{ended}"
-        done = len(self.notebook.ended())
-        if trial.how != "scored":
-            detail += f"; {trial.how}"
+        detail = f"{getattr(trial, self.config.cost):.1%} of the {self.config.cost}{ended}"
+        done = len(self.study.ended())
+        if trial.reason != "scored":
+            detail += f"; {trial.reason}"
         pace = (time.monotonic() - since) / max(done - before, 1)
-        self.ground.run.on_step(
-            Step(
+        self.progress.report(
+            ProgressEvent(
                 stage="search",
                 name=f"trial {trial.number}",
                 done=done,
-                total=self.wanted.trials,
+                total=self.config.trials,
                 detail=detail,
-                seconds_left=max(0.0, min(pace * (self.wanted.trials - done), self._left())),
+                seconds_left=max(0.0, min(pace * (self.config.trials - done), self._left())),
             )
         )
 
 
 def _number(draw: Any) -> int:
-    """Return the number of a trial: from 1, as people and progress count; a notebook has 0."""
+    """Return the number of a trial: from 1, as people and progress count; a study has 0."""
     return draw.number + 1
 
 
 def _notes(trial: Trial) -> dict[str, Any]:
-    """Return what the notebook keeps of `trial` beside its number and what was drawn."""
-    names = ("widths", "params", "macs", "lost", "score", "how", "seconds", "digest")
+    """Return what the study keeps of `trial` beside its number and what was drawn."""
+    names = ("widths", "params", "macs", "lost", "score", "reason", "seconds", "digest")
     return {"trial": {name: getattr(trial, name) for name in names}}
 
 
-def _demand_one(trials: Sequence[Trial]) -> None:
+def _require_trial(trials: Sequence[Trial]) -> None:
     """Refuse a search of which nothing was scored."""
     if any(trial.score is not None for trial in trials):
         return
-    first = next((trial for trial in trials if trial.how.startswith("failed")), None)
+    first = next((trial for trial in trials if trial.reason.startswith("failed")), None)
     if first is not None:
         raise SearchError(
-            f"no trial of {len(trials)} was scored; trial {first.number} {first.how}: mend score=, "
-            "then search with another name="
+            f"no trial of {len(trials)} was scored; trial {first.number} {first.reason}: correct "
+            "score=, then search with another name="
         )
     raise SearchError(
-        f"no trial of {len(trials)} was scored; the first was {trials[0].how}: widen between=, "
-        "eps_w= or eps_l2="
+        f"no trial of {len(trials)} was scored; the first was {trials[0].reason}: widen "
+        "cost_range=, eps_w= or eps_l2="
         if trials
         else "no trial has ended yet, other processes are at work on all of them: call again later"
     )
@@ -268,37 +266,21 @@ def _check_range(name: str, value: object, *, positive: bool) -> None:
         raise BadSettingError(f"{name} is {value!r}: hand over (low, high), {least}")
 
 
-if TYPE_CHECKING:
-    from entrim.hpo.study import Storage
-
-OPTIONS = (
-    "batchnorm",
-    "correct",
-    "coupling",
-    "example",
-    "layers",
-    "memory_limit",
-    "mode",
-    "positions",
-    "preset",
-    "refit",
-    "ridge",
-    "round_to",
-    "skip",
-)
-"""Of `sparsify`; its other options are what a search decides."""
+OPTIONS = ("calibration", "example_inputs", "exclude", "include", "reconstruction")
+"""Of `Pruner`; a search decides on the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Searched:
+class SearchResult:
     """What a search found: the record of all trials, and the way from a trial to its network."""
 
     record: SearchRecord
     original: nn.Module
     """The network that was handed over, untouched."""
-    images: Calibration
+    images: CalibrationData
+    penalty: EntropicPenalty
     options: Mapping[str, Any]
-    seed: int
+    """Of the `Pruner` that the search used."""
 
     @property
     def front(self) -> tuple[Trial, ...]:
@@ -336,28 +318,32 @@ class Searched:
             )
         return good[0]
 
-    def sparsified(
+    def sparsify(
         self,
         trial: Trial,
         *,
         name: str = "score",
         on: str = "",
-        on_step: Callable[[Step], None] | None = None,
-    ) -> Sparsified:
-        """Return the network of `trial` with its plan and record: `sparsify` at its eps.
+        callbacks: Sequence[Callback] | None = None,
+    ) -> SparsifyResult:
+        """Return the network of `trial` with its plan and record.
 
-        The record holds the score of the search, under this `name` and as measured `on` that.
+        Parameters
+        ----------
+        trial : Trial
+            One of `record.trials`.
+        name, on : str
+            What the score of the search is, and what it was measured on; shown in the report.
+        callbacks : list of Callback, optional
+            Receive the progress.
+
+        Returns
+        -------
+        SparsifyResult
         """
-        generator = torch.Generator().manual_seed(self.seed)
         images = self.images.batch(slice(None))
-        small = sparsify(
-            self.original,
-            images,
-            eps=trial.eps,
-            generator=generator,
-            on_step=on_step,
-            **dict(self.options),
-        )
+        with Pruner(self.original, images, callbacks=callbacks, **self.options) as pruner:
+            small = pruner.prune(replace(self.penalty, per_group=dict(trial.eps)))
         if trial.score is None:
             return small
         score = Score(name=name, before=self.record.intact, after=trial.score, on=on)
@@ -366,8 +352,8 @@ class Searched:
 
 @neutral_context()
 def search(
-    model: nn.Module,
-    images: Images,
+    model: nn.Module | Pruner,
+    images: Images | None,
     score: Metric,
     *,
     patterns: Division = None,
@@ -375,46 +361,70 @@ def search(
     cost: str = "params",
     eps_w: Range = STRENGTHS,
     eps_l2: Range = STRENGTHS,
-    between: Range = (0.0, 1.0),
-    prune: float | None = 2.0,
+    cost_range: Range = (0.0, 1.0),
+    early_stop: float | None = 2.0,
+    penalty: EntropicPenalty = EntropicPenalty(),  # noqa: B008
     storage: str | os.PathLike[str] | None = None,
     name: str = "entrim",
     sampler: str = "tpe",
     seed: int = 0,
     timeout: float | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    callbacks: Sequence[Callback] | None = None,
     **options: Any,
-) -> Searched:
-    """Return what is found when eps is tuned for each part of the network, cost against score.
+) -> SearchResult:
+    """Search for the penalty of each part of the network, cost against score.
 
-    `score(small)` is your metric of a network in eval mode, the higher the better: accuracy on some
-    labelled images that are not those you report on. The moments of all layers are collected once;
-    a trial then chooses, rebuilds, cuts and scores. Needs the extra `search` (Optuna).
+    Statistics are collected once; a trial then selects, reconstructs, prunes and scores. Needs the
+    extra `search` (Optuna).
 
-    - `patterns`: the parts of the network that get their own eps: patterns as in `sparsify`, or
-      `{"early": "layer1.*", "late": ["layer2.*", "*"]}`; where several match, the first counts. By
-      default four parts of neighbouring groups. Name them where you know what belongs together.
-    - `trials`: so many in all, those of earlier runs and other processes on `storage` included.
-    - `cost`: "params", or "macs" where time matters more than size.
-    - `eps_w`, `eps_l2`: the ranges of -eps_w and eps_l2, on a logarithmic scale. Narrow them to
-      search around a setting that you know.
-    - `between`: the fractions of the cost that you care for. Trials outside end once the channels
-      are chosen, before anything is rebuilt.
-    - `prune`: a trial also ends there if an earlier one costs no more and its layers lose so many
-      times less by an estimate without labels; None scores all.
-    - `storage`: a file that keeps every trial. Call again with the same file to go on after a stop
-      or a crash, from several processes at once to share the work: each returns when no trial is
-      left to begin, with what is known then. A file of another network, other images or other
-      settings is refused; for another `score` take another `name`.
-    - `name`: of the search in that file, which may hold several.
-    - `sampler`: "tpe", or "random" as the baseline. For comparisons.
-    - `seed`: the same seed finds the same, with one process.
-    - `timeout`: seconds after which no further trial is begun; with a `storage`, call again to go
-      on. Each call tries at least one.
-    - `on_step`: called with a `Step` after each batch and trial.
-    - `options`: `preset`, `mode`, `refit`, `correct`, `coupling`, `batchnorm`, `layers`, `skip`,
-      `round_to`, `ridge`, `positions`, `example` and `memory_limit` as in `sparsify`.
+    Parameters
+    ----------
+    model : nn.Module or Pruner
+        The network, or a `Pruner` whose statistics and options are used.
+    images : Tensor or iterable
+        Images without labels, as for `sparsify`; None with a `Pruner`.
+    score : callable
+        The metric of a network in eval mode, the higher the better: for instance the accuracy on
+        labelled images other than those that the result is reported on.
+    patterns : str, list or dict, optional
+        The parts of the network that have their own penalty: patterns as in `sparsify`, or
+        `{"early": "layer1.*", "late": ["layer2.*", "*"]}`; the first match counts. By default four
+        parts of neighbouring groups.
+    trials : int, default 50
+        The total number, including those of earlier runs and other processes on `storage`.
+    cost : {"params", "macs"}, default "params"
+    eps_w, eps_l2 : (float, float)
+        The ranges of -eps_w and eps_l2, on a logarithmic scale.
+    cost_range : (float, float)
+        The relevant fractions of the cost. Trials outside end once the channels are selected.
+    early_stop : float or None, default 2.0
+        A trial also ends there if an earlier one costs no more and its layers lose this many times
+        less, estimated without labels; None scores all.
+    penalty : EntropicPenalty
+        Further options of the penalty, such as `coupling` or `round_to`.
+    storage : path, optional
+        A file that keeps every trial. Call again with the same file to continue after an
+        interruption, or from several processes at once to share the work. A file of another
+        network, other images or other options is refused; for another `score` use another `name`.
+    name : str, default "entrim"
+        The name of the search in that file, which may contain several.
+    sampler : {"tpe", "random"}, default "tpe"
+        "random" is the baseline.
+    seed : int, default 0
+        The same seed finds the same trials, with one process.
+    timeout : float, optional
+        Seconds after which no further trial begins. Each call runs at least one.
+    callbacks : list of Callback, optional
+        Receive the progress.
+    **options
+        `reconstruction`, `include`, `exclude`, `calibration` and `example_inputs` of `Pruner`.
 
+    Returns
+    -------
+    SearchResult
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> g = torch.Generator().manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
@@ -422,63 +432,83 @@ def search(
     >>> y = net(x).argmax(1)
     >>> found = entrim.search(net, x, lambda n: (n(x).argmax(1) == y).float().mean(), trials=8)
     >>> best = found.best(params=0.8)
-    >>> small = found.sparsified(best).model
+    >>> small = found.sparsify(best).model
     >>> small[0].out_features == best.widths["0"] < 16
     True
     """
-    wanted = Wanted(
+    config = SearchConfig(
         trials=trials,
         cost=cost,
         eps_w=eps_w,
         eps_l2=eps_l2,
-        between=between,
-        prune=prune,
+        cost_range=cost_range,
+        early_stop=early_stop,
         sampler=sampler,
         seed=seed,
         timeout=timeout,
     )
     begun = time.monotonic()
     check_metric(score, "score")
-    settings = _settings(options)
+    if not isinstance(penalty, EntropicPenalty):
+        raise BadSettingError(
+            f"penalty is a {type(penalty).__name__}: pass entrim.EntropicPenalty(...)"
+        )
     kept = _storage(storage)
-    generator = torch.Generator().manual_seed(seed)
-    run = begin(model, images, settings, generator, on_step)
-    example = example_of(run, options.get("example"))
-    with own_randomness():
-        scene = look(run, example)
-    with Shelf(settings.memory_limit) as grams:
-        with own_randomness():
-            groups = collect(run, scene, settings.asks(scene.graph, scene.alone), grams)
-        parts = parts_of(patterns, groups)
-        ground = Ground.of(run, scene, groups, grams, example)
-        notebook = kept.notebook(name, wanted.ranges(parts), _fingerprint(run, wanted, parts))
-        notebook.draws_by(sampler, seed)
-        hunt = Hunt(ground, notebook, parts, wanted, score, begun)
-        intact = hunt.go()
-    tried = hunt.known()
+    pruner = _pruner(model, images, options, seed, callbacks)
+    try:
+        ready = TrialPruner.of(pruner, penalty)
+        parts = parts_of(patterns, ready.groups)
+        fingerprint = _fingerprint(pruner, penalty, config, parts)
+        study = kept.study(name, config.ranges(parts), fingerprint)
+        study.draws_by(sampler, seed)
+        progress = Progress.of(callbacks)
+        runner = SearchRunner(ready, penalty, progress, study, parts, config, score, begun)
+        intact = runner.go()
+        tried = runner.known()
+    finally:
+        if pruner is not model:
+            pruner.close()
     record = SearchRecord(
-        model=type(run.model).__name__,
-        images=run.images.count,
+        model=type(pruner.model).__name__,
+        images=pruner.images.count,
         cost=cost,
         intact=intact,
-        settings={**asdict(settings), "parts": parts, **asdict(wanted)},
-        versions=versions("optuna"),
+        settings={**pruner.settings(penalty), "parts": parts, **asdict(config)},
+        versions=versions(["optuna"]),
         front=pareto(tried, cost),
         trials=tuple(tried),
-        seconds=dict(run.seconds),
+        seconds=dict(pruner.progress.seconds),
     )
-    return Searched(
-        record=record, original=run.model, images=run.images, options=dict(options), seed=seed
+    return SearchResult(
+        record=record,
+        original=pruner.model,
+        images=pruner.images,
+        penalty=penalty,
+        options=pruner.options,
     )
 
 
-def _settings(options: Mapping[str, Any]) -> Settings:
+def _pruner(
+    model: nn.Module | Pruner,
+    images: Images | None,
+    options: Mapping[str, Any],
+    seed: int,
+    callbacks: Sequence[Callback] | None,
+) -> Pruner:
+    if isinstance(model, Pruner):
+        if images is not None or options:
+            raise BadSettingError(
+                "a Pruner has its own images and options: pass images=None and no options"
+            )
+        return model
     unknown = sorted(options.keys() - set(OPTIONS))
     if unknown:
         raise BadSettingError(
-            f"search does not take {', '.join(unknown)}: of sparsify it takes {', '.join(OPTIONS)}"
+            f"search does not take {', '.join(unknown)}: of Pruner it takes {', '.join(OPTIONS)}"
         )
-    return Settings(**{key: value for key, value in options.items() if key != "example"})
+    if images is None:
+        raise BadSettingError("there are no images: pass a few hundred")
+    return Pruner(model, images, seed=seed, callbacks=callbacks, **options)
 
 
 def _storage(file: str | os.PathLike[str] | None) -> "Storage":
@@ -493,7 +523,7 @@ def _storage(file: str | os.PathLike[str] | None) -> "Storage":
 def at_work(file: Path) -> Iterator[None]:
     """Keep `file`, the storage of a search, from being forgotten; forget it where nothing ended."""
     try:
-        with atomic.together(file):
+        with atomic.shared_lock(file):
             yield
     except BaseException:
         forget(file)
@@ -506,7 +536,7 @@ def forget(file: Path) -> bool:
     Return whether it is gone.
     """
     try:
-        with atomic.alone(file, wait=False):
+        with atomic.exclusive_lock(file, wait=False):
             if file.stat().st_size and not _storage(file).empty:
                 return False
             file.unlink()
@@ -515,26 +545,23 @@ def forget(file: Path) -> bool:
     return True
 
 
-def _fingerprint(run: Run, wanted: Wanted, parts: Parts) -> dict[str, str]:
-    """Return what tells this search from others, in three digests."""
-    settings = {key: value for key, value in asdict(run.settings).items() if key != "memory_limit"}
-    space = (
-        dict(parts),
-        wanted.eps_w,
-        wanted.eps_l2,
-        wanted.cost,
-        sorted(settings.items(), key=str),
-    )
+def _fingerprint(
+    pruner: Pruner, penalty: EntropicPenalty, config: SearchConfig, parts: Parts
+) -> dict[str, str]:
+    """Return what distinguishes this search from others, in three digests."""
+    settings = pruner.settings(penalty)
+    settings["calibration"] = {**settings["calibration"], "memory_limit": None}
+    space = (dict(parts), config.eps_w, config.eps_l2, config.cost, sorted(settings.items()))
     return {
-        "network": _digest(kind_of(run.model), dict(named(run.model))),
-        "images": _digest(repr(dict(run.images.fixed)), run.images.arguments),
+        "network": _digest(class_name_of(pruner.model), dict(name_tensors(pruner.model))),
+        "images": _digest(repr(dict(pruner.images.fixed)), pruner.images.arguments),
         "settings": _digest(repr(space), {}),
     }
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    told = hashlib.sha256(text.encode())
+    digest = hashlib.sha256(text.encode())
     for name, tensor in tensors.items():
-        told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        told.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return told.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

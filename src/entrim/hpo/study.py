@@ -1,4 +1,4 @@
-"""The notebook of a search: trials drawn, kept and read back. The only file that knows Optuna."""
+"""The study of a search: trials drawn, kept and read back. The only file that knows Optuna."""
 
 import os
 import socket
@@ -31,30 +31,30 @@ _TOKEN = uuid.uuid4().hex
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where notebooks are kept: a file, or memory."""
+    """Where studys are kept: a file, or memory."""
 
     file: Path | None
-    journal: BaseStorage
+    journal_file: BaseStorage
 
     @classmethod
     def of(cls, file: Path | None) -> "Storage":
         """Return the storage in `file`, made where there is none; None for memory."""
-        return cls(file, InMemoryStorage() if file is None else _journal(file))
+        return cls(file, InMemoryStorage() if file is None else _journal_storage(file))
 
     @property
     def empty(self) -> bool:
         """Whether no trial of any search in it has ended."""
-        kept = self.journal
+        kept = self.journal_file
         return not any(
             kept.get_all_trials(study._study_id, deepcopy=False, states=_OVER)
             for study in kept.get_all_studies()
         )
 
-    def notebook(self, name: str, ranges: Ranges, fingerprint: Mapping[str, str]) -> "Notebook":
-        """Return the notebook called `name`; one of another search is refused."""
+    def study(self, name: str, ranges: Ranges, fingerprint: Mapping[str, str]) -> "Study":
+        """Return the study called `name`; one of another search is refused."""
         with _quietly():
             study = optuna.create_study(
-                storage=self.journal,
+                storage=self.journal_file,
                 study_name=name,
                 directions=["minimize", "maximize"],
                 load_if_exists=True,
@@ -69,11 +69,11 @@ class Storage:
                 f"{self.file} holds a search called {name!r} with other {' and '.join(other)}: "
                 "hand over what it was begun with, another storage=, or another name="
             )
-        return Notebook(study, ranges)
+        return Study(study, ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Notebook:
+class Study:
     """All trials of one search, shared by every process that has the same file open."""
 
     study: optuna.Study
@@ -143,8 +143,8 @@ class Seeded(BaseSampler):
     do not draw the same: numbers are unique.
     """
 
-    def __init__(self, kind: str, seed: int) -> None:
-        self.kind, self.seed = kind, seed
+    def __init__(self, sampler: str, seed: int) -> None:
+        self.kind, self.seed = sampler, seed
         self.inner: BaseSampler = self._of(0)
 
     def _of(self, number: int) -> BaseSampler:
@@ -177,7 +177,7 @@ class Seeded(BaseSampler):
         return self.inner.sample_independent(study, trial, param_name, param_distribution)
 
 
-def _journal(file: Path) -> JournalStorage:
+def _journal_storage(file: Path) -> JournalStorage:
     try:
         lock = JournalFileOpenLock(str(file))
         _mend(file, lock)
@@ -208,7 +208,7 @@ def _mend(file: Path, lock: JournalFileOpenLock) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep Optuna from announcing the study: progress is told by `on_step`."""
+    """Keep Optuna from announcing the study: progress is reported by callbacks."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

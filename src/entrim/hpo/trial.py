@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from entrim.calibration.tensor_store import Shelf
-from entrim.choose import Chosen
-from entrim.deciding import Scene, choose_in
+from entrim.config import EntropicPenalty, Patterns
 from entrim.entropic.least_squares import refit
 from entrim.entropic.moments import Moments
 from entrim.errors import BadSettingError, CalibrationWarning, RolledBackWarning
 from entrim.graph.channel_graph import Group
-from entrim.graph.eager import Example, own_randomness
-from entrim.pipeline import build
-from entrim.rebuilding import cut_in
+from entrim.graph.eager import isolate_random_state
+from entrim.pipeline import Pruner, Selection
+from entrim.reconstruction.sequential import removed_from
 from entrim.records import FORMAT
-from entrim.run import Run
-from entrim.scoring import Metric, score_of
-from entrim.settings import Patterns, Settings, matches
+from entrim.results import Metric, score_of
 from entrim.surgery.measure import measure
-from entrim.surgery.prune import sliced
+from entrim.surgery.prune import slice_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +32,7 @@ class Trial:
     number: int
     """From 1 on, in the order in which they began."""
     eps: Mapping[str, tuple[float, float]]
-    """(eps_w, eps_l2) by pattern, as `sparsify(eps=...)` takes it."""
+    """(eps_w, eps_l2) by pattern, as `EntropicPenalty(per_group=...)` takes it."""
     widths: Mapping[str, int]
     """Channels that stay in every group that was chosen in."""
     params: float
@@ -48,7 +44,7 @@ class Trial:
     over the groups: an estimate without labels, made before anything is rebuilt."""
     score: float | None
     """None where the trial was pruned or failed."""
-    how: str
+    reason: str
     """The sentence that says how the trial ended."""
     seconds: float
     """What rebuilding, cutting and scoring took; 0 where the trial ended before."""
@@ -132,20 +128,20 @@ def parts_of(patterns: Division, groups: Sequence[Group]) -> dict[str, tuple[str
     None makes at most four, of neighbouring groups.
     """
     if not groups:
-        raise BadSettingError("no group is left to search in: widen layers= or skip=")
+        raise BadSettingError("no group is left to search in: widen include= or exclude=")
     if patterns is None:
         return _neighbours([group.name for group in groups])
     parts = _named(patterns)
     left = list(groups)
     for pattern in (pattern for part in parts.values() for pattern in part):
-        mine = [group.name for group in left if matches(pattern, group)]
+        mine = [group.name for group in left if group.matches(pattern)]
         if not mine:
             raise BadSettingError(f"{_why_empty(pattern, groups)}: take {pattern!r} out")
         left = [group for group in left if group.name not in mine]
     if left:
         raise BadSettingError(
             f"no pattern matches {', '.join(group.name for group in left)}: add a last pattern "
-            '"*", or leave them whole with skip='
+            '"*", or leave them alone with exclude='
         )
     return parts
 
@@ -180,7 +176,7 @@ def _text(pattern: object) -> str:
 
 
 def _why_empty(pattern: str, groups: Sequence[Group]) -> str:
-    if any(matches(pattern, group) for group in groups):
+    if any(group.matches(pattern) for group in groups):
         return f"the patterns before {pattern!r} match all that it does"
     return (
         f"no group matches {pattern!r}; patterns name layers that make channels, and the groups "
@@ -190,93 +186,84 @@ def _why_empty(pattern: str, groups: Sequence[Group]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """The channels that one setting chooses, what they cost, and how well they fit."""
+    """The channels that one penalty selects, their costs, and how well they fit."""
 
-    settings: Settings
-    chosen: Mapping[str, Chosen]
+    penalty: EntropicPenalty
+    selection: Selection
     kept: Mapping[str, tuple[int, ...]]
     params: float
     macs: float
     lost: float
-    """What the readers lose by a refit on the kept channels, relative to their variance."""
+    """The error of a refit on the kept channels, relative to the variance, over all groups."""
+    digest: str
+    """Equal for choices that lead to the same network."""
 
     @property
     def widths(self) -> dict[str, int]:
-        """Channels that stay in every group."""
-        return {name: len(found.kept) for name, found in self.chosen.items()}
-
-    @property
-    def digest(self) -> str:
-        """What tells this network from others: the channels, where these decide on the weights."""
-        told = (sorted(self.kept.items()), None if self.settings.refits else self.settings.eps)
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        """Kept channels of every group."""
+        return {name: len(found.kept) for name, found in self.selection.channels.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ground:
-    """What all trials of one process stand on: the network, its moments collected once."""
+@dataclass(slots=True, eq=False)
+class TrialPruner:
+    """Selects, measures and builds the networks of trials with one `Pruner`."""
 
-    run: Run
-    scene: Scene
+    pruner: Pruner
     groups: Sequence[Group]
-    grams: Shelf
-    example: Example
     params: int
     macs: int
 
     @classmethod
-    def of(
-        cls, run: Run, scene: Scene, groups: Sequence[Group], grams: Shelf, example: Example
-    ) -> "Ground":
-        """Return the ground of a run whose moments lie on `grams`."""
-        whole = measure(run.model, example, repeats=2)
-        return cls(
-            run=run,
-            scene=scene,
-            groups=groups,
-            grams=grams,
-            example=example,
-            params=whole.params,
-            macs=whole.macs,
-        )
+    def of(cls, pruner: Pruner, penalty: EntropicPenalty) -> "TrialPruner":
+        """Return it with the statistics of all groups of `penalty` collected."""
+        with isolate_random_state():
+            groups = pruner.prunable_groups(pruner.group_targets(penalty))
+            pruner.collect(groups)
+        full = measure(pruner.model, pruner.example_inputs, repeats=2)
+        return cls(pruner, groups, full.params, full.macs)
 
-    def choose(self, settings: Settings) -> Choice:
-        """Return what `settings` choose, without touching a weight."""
-        asks = settings.asks(self.scene.graph, self.scene.alone)
-        chosen = choose_in(self.groups, self.run, self.scene, asks, self.grams, quiet=True)
-        kept = cut_in(self.scene, chosen)
-        with self.run.stage("choose"):
-            params, macs = self.cost(sliced(self.run.model, self.scene.graph, kept))
+    def choose(self, penalty: EntropicPenalty) -> Choice:
+        """Return the channels that `penalty` selects, without changing a weight."""
+        pruner = self.pruner
+        with pruner.progress.muted(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            selection = pruner.select(penalty)
+        kept = removed_from(pruner.graph, selection.channels)
+        with pruner.progress.stage("select"):
+            params, macs = self.cost(slice_model(pruner.model, pruner.graph, kept))
             lost = sum(
-                _error(self.scene.moments(group, self.grams), chosen[group.name].kept)
+                _error(pruner.statistics.moments(group), selection.channels[group.name].kept)
                 for group in self.groups
             )
+        refits = pruner.reconstruction is None or pruner.reconstruction.refits
+        identity = (sorted(kept.items()), None if refits else penalty.per_group)
         return Choice(
-            settings=settings, chosen=chosen, kept=kept, params=params, macs=macs, lost=lost
+            penalty=penalty,
+            selection=selection,
+            kept=kept,
+            params=params,
+            macs=macs,
+            lost=lost,
+            digest=hashlib.sha256(repr(identity).encode()).hexdigest(),
         )
 
     def cost(self, model: nn.Module) -> tuple[float, float]:
         """Return the fractions of parameters and MACs that `model` has of the original."""
-        size = measure(model, self.example, repeats=2)
+        size = measure(model, self.pruner.example_inputs, repeats=2)
         return size.params / self.params, size.macs / max(self.macs, 1)
 
-    def built(self, choice: Choice) -> nn.Module:
-        """Return the smaller network in eval mode.
+    def build(self, choice: Choice) -> nn.Module:
+        """Return the pruned network in eval mode.
 
-        Its warnings are not passed on: there would be some for every trial, and whoever takes one
-        of them up hears them from `sparsify`.
+        Warnings of single trials are not shown; `SearchResult.sparsify` shows them.
         """
-        run = Run(self.run.model, choice.settings, self.run.images, None, lambda _: None)
-        with warnings.catch_warnings(), own_randomness():
+        with warnings.catch_warnings(), isolate_random_state(), self.pruner.progress.muted():
             for category in (CalibrationWarning, RolledBackWarning):
                 warnings.simplefilter("ignore", category)
-            done = build(run, self.scene, choice.chosen, self.grams, self.example)
-        for stage, seconds in run.seconds.items():
-            self.run.seconds[stage] = self.run.seconds.get(stage, 0.0) + seconds
-        return done.model.eval()
+            return self.pruner.apply(choice.selection).model.eval()
 
 
-def scored(score: Metric, model: nn.Module) -> tuple[float | None, str]:
+def try_score(score: Metric, model: nn.Module) -> tuple[float | None, str]:
     """Return what `score` says of `model`, or None and what went wrong."""
     try:
         return score_of(score, model, "score"), "scored"

@@ -1,64 +1,72 @@
 """New weights for one layer, and where they go."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from entrim.calibration.collect import Gram
-from entrim.calibration.consumers import Reader, Stays
+from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.entropic.least_squares import Refit, refit
 from entrim.entropic.moments import Moments
+from entrim.entropic.solution import Part
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.storage.checkpoint import Unit
-from entrim.surgery.prune import part_of, put_part, zero_gone
+from entrim.surgery.prune import part_of, put_part, zero_removed
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """How well a layer can still do its work."""
+class LayerFit:
+    """How well a refitted layer reproduces its original outputs."""
 
     layer: str
     rows: int
     columns: int
     error: float
-    """Squared error of the outputs that stay, relative to their variance."""
+    """Squared error of the kept outputs, relative to their variance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """The weights of one consumer on the channels that stay."""
+class LayerUpdate:
+    """The new tensors of one refitted layer, full size."""
 
-    kept: Int[Tensor, " k"]
-    weight: Float[Tensor, "M columns"]
-    bias: Float[Tensor, " M"]
+    fit: LayerFit
+    tensors: Mapping[str, Tensor]
+
+    def apply(self, tensors: dict[str, Tensor]) -> None:
+        """Put the new tensors into `tensors`, in the memory layout of those they replace."""
+        for name, tensor in self.tensors.items():
+            tensors[name] = torch.empty_like(tensors[name]).copy_(tensor)
+
+
+Cached = Callable[[str, Callable[[], LayerUpdate]], LayerUpdate]
+"""Returns the update of the layer with this name: a known one, or what the function computes."""
 
 
 def masked_tensors(
-    graph: ChannelGraph, stays: Stays, tensors: Mapping[str, Tensor]
+    graph: ChannelGraph, kept_indices: KeptIndices, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the tensors with the columns of the channels that go set to zero."""
     changed = {}
-    for site in graph.sites:
-        dims = stays.get(site.weight, {})
+    for site in graph.consumers:
+        dims = kept_indices.get(site.weight, {})
         if site.dim in dims:
             changed[site.weight] = tensors[site.weight].clone()
-            zero_gone(changed[site.weight], site.dim, dims)
+            zero_removed(changed[site.weight], site.dim, dims)
     return {**tensors, **changed}
 
 
-def refit_alone(
-    reader: Reader,
+def refit_layer(
+    reader: BoundConsumer,
     gram: Gram,
-    stays: Stays,
+    kept_indices: KeptIndices,
     original: Mapping[str, Tensor],
     tensors: dict[str, Tensor],
     ridge: float,
-) -> Fitted:
+) -> LayerFit:
     """Refit one layer on the original activations, in place in `tensors`."""
-    inputs, outputs = reader.staying(stays)
+    inputs, outputs = reader.staying(kept_indices)
     groups = reader.geometry.groups
     weight = reader.matrices(original[reader.site.weight]).double().cpu()
     block = reader.columns // (reader.channels // groups)
@@ -82,14 +90,14 @@ def refit_alone(
             cross_sum=cross,
             target_sum_sq=max(0.0, missing),
         )
-        parts.append(solved(reader, moments, ridge))
+        parts.append(solve_layer(reader, moments, ridge))
         variance += _variance(sums, weight[number][rows[number]], gram.count)
-    put_in(reader, parts, stays, tensors)
-    return fitted(reader, parts, gram.count, variance)
+    apply_update(reader, parts, kept_indices, tensors)
+    return as_fit(reader, parts, gram.count, variance)
 
 
 def place_solution(
-    reader: Reader,
+    reader: BoundConsumer,
     group: Group,
     parts: Sequence[Part],
     tensors: dict[str, Tensor],
@@ -106,11 +114,11 @@ def place_solution(
         matrices[number][:, columns[there]] = part.weight[:, there].to(matrices)
         offsets.append(part.bias)
     tensors[name] = reader.weight(matrices).view(reader.shape)
-    if reader.site.bias_home is None:
+    if reader.site.intercept_target is None:
         return
-    home = touched(reader)[1]
+    home = modified_tensors(reader)[1]
     offset = torch.cat(offsets).to(tensors[home])
-    if reader.site.bias_home != "bias":
+    if reader.site.intercept_target != "bias":
         tensors[home] = tensors[home] - offset
     elif reader.reads_only(group):
         tensors[home] = offset
@@ -118,38 +126,41 @@ def place_solution(
         tensors[home] = tensors[home] + offset
 
 
-def solved(reader: Reader, moments: Moments, ridge: float) -> Refit:
+def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
     """Return the least-squares fit, without intercept where the layer has no place for one."""
-    if reader.site.bias_home is None:
+    if reader.site.intercept_target is None:
         moments = moments.through_origin()
     return refit(moments.to("cpu"), range(moments.channels), ridge=ridge)
 
 
-def put_in(
-    reader: Reader, parts: Sequence[Refit], stays: Stays, tensors: dict[str, Tensor]
+def apply_update(
+    reader: BoundConsumer,
+    parts: Sequence[Refit],
+    kept_indices: KeptIndices,
+    tensors: dict[str, Tensor],
 ) -> None:
     """Add the solved differences to the layer's weights, their intercept where it has its home."""
     name = reader.site.weight
-    dims = stays.get(name, {})
+    dims = kept_indices.get(name, {})
     full = tensors[name].clone()
     step = reader.weight(torch.stack([part.weight for part in parts]))
     small = part_of(full, dims)
     put_part(full, dims, small + step.view(small.shape).to(small))
     tensors[name] = full
-    home = reader.site.bias_home
+    home = reader.site.intercept_target
     if home is None:
         return
-    _, outputs = reader.staying(stays)
-    name = touched(reader)[1]
+    _, outputs = reader.staying(kept_indices)
+    name = modified_tensors(reader)[1]
     sign = 1 if home == "bias" else -1
     full = tensors[name].clone()
     full[outputs.to(full.device)] += sign * torch.cat([part.bias for part in parts]).to(full)
     tensors[name] = full
 
 
-def touched(reader: Reader) -> list[str]:
+def modified_tensors(reader: BoundConsumer) -> list[str]:
     """Return the tensors that a refit of `reader` changes."""
-    home = reader.site.bias_home
+    home = reader.site.intercept_target
     if home is None:
         return [reader.site.weight]
     if home == "bias":
@@ -157,22 +168,11 @@ def touched(reader: Reader) -> list[str]:
     return [reader.site.weight, home.removeprefix("batchnorm:")]
 
 
-def packed(fit: Fitted, reader: Reader, tensors: Mapping[str, Tensor]) -> Unit:
-    """Return a refitted layer as a unit of work."""
-    return Unit(asdict(fit), {name: tensors[name] for name in touched(reader)})
-
-
-def put_back(unit: Unit, tensors: dict[str, Tensor]) -> None:
-    """Give the layer the weights of the unit, laid in memory as those of before."""
-    for name, tensor in unit.tensors.items():
-        tensors[name] = torch.empty_like(tensors[name]).copy_(tensor) if unit.taken else tensor
-
-
-def fitted(reader: Reader, parts: Sequence[Refit], rows: int, variance: float) -> Fitted:
+def as_fit(reader: BoundConsumer, parts: Sequence[Refit], rows: int, variance: float) -> LayerFit:
     """Return how well the solved `parts` serve outputs of that total variance."""
     lack = sum(part.mse * len(part.bias) for part in parts)
     columns = parts[0].weight.shape[1]
-    return Fitted(reader.site.layer, rows, columns, lack / variance if variance else 0.0)
+    return LayerFit(reader.site.layer, rows, columns, lack / variance if variance else 0.0)
 
 
 def _variance(sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int) -> float:

@@ -7,14 +7,16 @@ from jaxtyping import Float
 from torch import Tensor, fx
 
 from entrim.calibration.collect import BatchNormCall, batchnorm_of
-from entrim.calibration.executor import Stream
+from entrim.calibration.executor import Execution
 from entrim.graph.tracer import arguments_of
 
 _NEAR_ZERO = 1e-2
 """Of a BatchNorm's typical scale: a drift is not sent back through a channel scaled by less."""
 
 
-def drift_behind(old: Stream, new: Stream, place: int) -> Callable[[int], Tensor] | None:
+def residual_correction(
+    old: Execution, new: Execution, place: int
+) -> Callable[[int], Tensor] | None:
     """Return the drift that the output at `place` should make up for, by batch; None for none.
 
     Where the output, normalised or not, is added to a value that has drifted already, the sum is
@@ -35,7 +37,7 @@ def drift_behind(old: Stream, new: Stream, place: int) -> Callable[[int], Tensor
         return None
     user = next(iter(node.users))
     other = _added_to(user, node)
-    if other is None or program.place.get(other, -1) not in new.drifted:
+    if other is None or program.place.get(other, -1) not in new.changed_nodes:
         return None
     at = program.place[other]
     if at >= place or not _same_shape(other, program.nodes[place]):

@@ -1,12 +1,13 @@
-"""New weights for the channels that stay: each layer alone, or all in order.
+"""Reconstruct the weights of the kept channels: every layer independently, or all in order.
 
-In order means that two streams of the images walk through the network in lock-step, the original
-and the rebuilt one. At every layer the rebuilt stream shows the inputs that the layer will really
-see, the original stream the outputs that it should put out. What a layer is asked for is always the
-difference to what its present weights give: nothing cancels, and the ridge pulls towards them.
+In sequential order two executions of the images advance through the network in lock-step, the
+original and the reconstructed one. At every layer, the reconstructed execution provides the inputs
+that the layer will have, and the original one the outputs that it should produce. The target of a
+layer is the difference to what its present weights compute: nothing cancels, and the ridge shrinks
+toward these weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,123 +15,210 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from entrim.calibration.collect import Pass, Tally, batchnorm_of, in_double
-from entrim.calibration.consumers import Reader, Stays
-from entrim.calibration.executor import Stream
+from entrim.calibration.collect import ChannelStats, LayerStatistics, Pass, batchnorm_of, in_double
+from entrim.calibration.consumers import BoundConsumer, KeptIndices
+from entrim.calibration.executor import Execution
 from entrim.calibration.patch_gram import PatchGram
-from entrim.calibration.tensor_store import Shelf
+from entrim.calibration.tensor_store import TensorStore
+from entrim.config import Reconstruction
 from entrim.entropic.moments import Moments
-from entrim.reconstruction.layer import fitted, packed, put_back, put_in, solved, touched
-from entrim.reconstruction.residual import drift_behind
-from entrim.storage.checkpoint import Once, Unit
+from entrim.graph.channel_graph import ChannelGraph
+from entrim.reconstruction.layer import (
+    Cached,
+    LayerFit,
+    LayerUpdate,
+    apply_update,
+    as_fit,
+    masked_tensors,
+    modified_tensors,
+    place_solution,
+    refit_layer,
+    solve_layer,
+)
+from entrim.reconstruction.residual import residual_correction
+from entrim.selection.base import ChannelSelection
 from entrim.surgery.prune import part_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
-    """What the rebuild may do."""
-
-    ridge: float
-    """Relative to each column's own second moment; pulls towards the weights of before."""
-    correct: bool = True
-    """Put the drift of a skip path into the target of the layer that is added to it."""
-    reestimate: bool = False
-    """Give every BatchNorm the statistics of the images in the rebuilt network."""
-
-
-def rebuild(
-    task: Pass,
-    readers: Mapping[str, Reader],
-    stays: Stays,
-    start: Mapping[str, Tensor],
-    repair: Repair,
-    on_layer: Callable[[Unit], None] = lambda _: None,
-    once: Once = lambda _, work: work(),
+def reconstruct(
+    statistics: LayerStatistics,
+    selection: Mapping[str, ChannelSelection],
+    config: Reconstruction | None,
+    *,
+    collect: Callable[[Sequence[BoundConsumer]], None],
+    on_layer: Callable[[LayerFit], None] = lambda _: None,
+    cached: Cached = lambda _, compute: compute(),
 ) -> dict[str, Tensor]:
-    """Return the tensors of the rebuilt network, full-size, from those at the `start`.
+    """Return all tensors in full size, with zeros where removed channels are consumed.
 
-    Layers whose weight serves more than one call stay as they are at the start: what one call asks
-    for another would not. Each layer is solved for
-    `once`, as a unit that holds what a `Fitted` does, and the new tensors.
+    Without a `config` the kept weights stay as they are. `collect` provides the Gram matrices of
+    layers that are refitted on the original activations. Each refitted layer is an update that
+    `cached` may know already, and `on_layer` is called after it.
     """
-    calls = {r.places[0]: r for r in readers.values() if len(r.places) == 1}
-    with torch.no_grad(), Shelf(task.memory_limit) as shelf:
-        old = Stream(task.programs, task.batches, dict(task.tensors), shelf, "old")
+    graph = statistics.graph
+    kept = removed_from(graph, selection)
+    indices = graph.kept_indices(kept)
+    tensors = masked_tensors(graph, indices, statistics.forward.tensors)
+    if config is None:
+        return tensors
+    if config.refits:
+        chosen = [
+            consumer
+            for consumer in statistics.consumers.values()
+            if consumer.site.dim in indices.get(consumer.site.weight, {})
+            and (not config.is_sequential or len(consumer.call_sites) > 1)
+        ]
+        _refit_independently(
+            statistics, chosen, indices, tensors, config.ridge, collect, on_layer, cached
+        )
+    else:
+        _place_solutions(statistics, selection, kept, tensors)
+    reestimate = config.batchnorm == "reestimate"
+    if kept and (config.is_sequential or reestimate):
+        tensors = reconstruct_sequentially(
+            statistics.forward,
+            statistics.consumers if config.is_sequential else {},
+            indices,
+            tensors,
+            ridge=config.ridge,
+            correct_residual=config.residual_correction,
+            reestimate=reestimate,
+            on_layer=on_layer,
+            cached=cached,
+        )
+    return tensors
+
+
+def removed_from(
+    graph: ChannelGraph, selection: Mapping[str, ChannelSelection]
+) -> dict[str, tuple[int, ...]]:
+    """Return the kept channels of the groups that lose some."""
+    return {
+        name: found.kept
+        for name, found in selection.items()
+        if len(found.kept) < graph.group(name).channels
+    }
+
+
+def _refit_independently(
+    statistics: LayerStatistics,
+    consumers: Sequence[BoundConsumer],
+    kept_indices: KeptIndices,
+    tensors: dict[str, Tensor],
+    ridge: float,
+    collect: Callable[[Sequence[BoundConsumer]], None],
+    on_layer: Callable[[LayerFit], None],
+    cached: Cached,
+) -> None:
+    """Refit layers on the original activations, in place in `tensors`."""
+    original = statistics.forward.tensors
+
+    def refit(consumer: BoundConsumer) -> LayerUpdate:
+        collect(consumers)
+        gram = statistics.gram(consumer.site.layer)
+        fit = refit_layer(consumer, gram, kept_indices, original, tensors, ridge)
+        return LayerUpdate(fit, {name: tensors[name] for name in modified_tensors(consumer)})
+
+    for consumer in consumers:
+        update = cached(consumer.site.layer, partial(refit, consumer))
+        update.apply(tensors)
+        on_layer(update.fit)
+
+
+def _place_solutions(
+    statistics: LayerStatistics,
+    selection: Mapping[str, ChannelSelection],
+    kept: Mapping[str, Sequence[int]],
+    tensors: dict[str, Tensor],
+) -> None:
+    """Give the consumers of every pruned group the weights of its entropic solution."""
+    for name in kept:
+        group, parts = statistics.graph.group(name), list(selection[name].parts)
+        for consumer in statistics.consumers_of(group) if parts else []:
+            own = [parts.pop(0) for _ in range(consumer.geometry.groups)]
+            place_solution(consumer, group, own, tensors)
+
+
+def reconstruct_sequentially(
+    task: Pass,
+    readers: Mapping[str, BoundConsumer],
+    kept_indices: KeptIndices,
+    start: Mapping[str, Tensor],
+    *,
+    ridge: float,
+    correct_residual: bool = True,
+    reestimate: bool = False,
+    on_layer: Callable[[LayerFit], None] = lambda _: None,
+    cached: Cached = lambda _, compute: compute(),
+) -> dict[str, Tensor]:
+    """Return the tensors of the reconstructed network, full size, from those at the `start`.
+
+    Layers whose weight serves more than one call stay as they are at the start, because the calls
+    have different targets.
+    """
+    calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
+    with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
+        old = Execution(task.programs, task.batches, dict(task.tensors), shelf, "old")
         changed = {name for name in start if start[name] is not task.tensors[name]}
-        new = Stream(
+        new = Execution(
             task.programs, task.batches, dict(start), shelf, "new", base=old, changed=changed
         )
         for place, node in enumerate(old.program.nodes):
             old.run(place)
             if place in calls:
-                unit = _refit_here(old, new, place, calls[place], stays, repair, once)
-                if unit is not None:
-                    on_layer(unit)
-            if repair.reestimate:
+                residual = residual_correction(old, new, place) if correct_residual else None
+                if new.differs(place) or residual is not None:
+                    reader = calls[place]
+                    work = partial(_refit, old, new, place, reader, kept_indices, ridge, residual)
+                    update = cached(reader.site.layer, work)
+                    update.apply(new.tensors)
+                    new.changed.update(modified_tensors(reader))
+                    on_layer(update.fit)
+            if reestimate:
                 _reestimate(new, place, node)
             new.run(place)
-            old.forget(place)
-            new.forget(place)
+            old.free(place)
+            new.free(place)
         return new.tensors
 
 
-def _refit_here(
-    old: Stream,
-    new: Stream,
+def _refit(
+    old: Execution,
+    new: Execution,
     place: int,
-    reader: Reader,
-    stays: Stays,
-    repair: Repair,
-    once: Once,
-) -> Unit | None:
-    """Refit the layer at `place` where it sees or owes anything else than in the original."""
-    drift = drift_behind(old, new, place) if repair.correct else None
-    if not new.differs(place) and drift is None:
-        return None
-    work = partial(_refitted, old, new, place, reader, stays, repair.ridge, drift)
-    unit = once(reader.site.layer, work)
-    put_back(unit, new.tensors)
-    new.changed.update(touched(reader))
-    return unit
-
-
-def _refitted(
-    old: Stream,
-    new: Stream,
-    place: int,
-    reader: Reader,
-    stays: Stays,
+    reader: BoundConsumer,
+    kept_indices: KeptIndices,
     ridge: float,
-    drift: Callable[[int], Tensor] | None,
-) -> Unit:
-    """Return the layer with new weights, in place in the tensors of the rebuilt stream too."""
-    inputs, outputs = reader.staying(stays)
+    correction: Callable[[int], Tensor] | None,
+) -> LayerUpdate:
+    """Return the layer with new weights, which also replace those of the new execution."""
+    inputs, outputs = reader.staying(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
-    weight = part_of(new.tensors[reader.site.weight], stays.get(reader.site.weight, {}))
-    need, wanted = _Need.of(reader, weight, len(inputs)), Tally()
+    weight = part_of(new.tensors[reader.site.weight], kept_indices.get(reader.site.weight, {}))
+    sums, target_stats = ResidualMoments.of(reader, weight, len(inputs)), ChannelStats()
     for batch in range(len(old.batches)):
         target = old.at(place, batch)
-        if drift is not None:
-            target = target + drift(batch)
-        lack = target - new.compute(place, batch)
+        if correction is not None:
+            target = target + correction(batch)
+        residual = target - new.compute(place, batch)
         x = reader.batched(new.at(reader.inputs[0], batch))
         stay = outputs.to(x.device)
-        need.add(
+        sums.add(
             x.index_select(axis, inputs.to(x.device)),
-            reader.batched(lack).index_select(axis, stay),
+            reader.batched(residual).index_select(axis, stay),
         )
-        wanted.add(reader.batched(target).index_select(axis, stay), axis)
-    parts = [solved(reader, moments, ridge) for moments in need.moments()]
-    put_in(reader, parts, stays, new.tensors)
-    fit = fitted(reader, parts, need.gram.count, float(wanted.variance.sum()))
-    return packed(fit, reader, new.tensors)
+        target_stats.add(reader.batched(target).index_select(axis, stay), axis)
+    parts = [solve_layer(reader, moments, ridge) for moments in sums.moments()]
+    apply_update(reader, parts, kept_indices, new.tensors)
+    fit = as_fit(reader, parts, sums.gram.count, float(target_stats.variance.sum()))
+    return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
 
 
 @dataclass(slots=True)
-class _Need:
+class ResidualMoments:
     """What a layer reads and what its outputs lack, as sums over the batches."""
 
-    reader: Reader
+    reader: BoundConsumer
     weight: Tensor
     """Its weight on the channels that stay."""
     gram: PatchGram
@@ -139,7 +227,8 @@ class _Need:
     power: Tensor
 
     @classmethod
-    def of(cls, reader: Reader, weight: Tensor, channels: int) -> "_Need":
+    def of(cls, reader: BoundConsumer, weight: Tensor, channels: int) -> "ResidualMoments":
+        """Return empty sums for a layer that keeps this many input channels."""
         matrices = reader.matrices(weight)
         outputs = matrices.shape[:2]
         device = in_double(weight).device
@@ -152,13 +241,15 @@ class _Need:
             torch.zeros(outputs, dtype=torch.float64, device=device),
         )
 
-    def add(self, x: Tensor, lack: Tensor) -> None:
+    def add(self, x: Tensor, residual: Tensor) -> None:
         """Add one batch of inputs, and of what is missing at the outputs."""
         self.gram.add(in_double(x))
-        cross = self.reader.matrices(_cross(_single(x), _single(lack), self.weight, self.reader))
+        cross = self.reader.matrices(
+            _cross(_single(x), _single(residual), self.weight, self.reader)
+        )
         self.cross += in_double(cross)
         rank = len(self.reader.geometry.kernel)
-        short = in_double(lack.movedim(-1 - rank, 0).flatten(1))
+        short = in_double(residual.movedim(-1 - rank, 0).flatten(1))
         self.offset += short.sum(1).view_as(self.offset)
         self.power += short.square().sum(1).view_as(self.power)
 
@@ -177,7 +268,7 @@ class _Need:
         ]
 
 
-def _cross(x: Tensor, lack: Tensor, weight: Tensor, reader: Reader) -> Tensor:
+def _cross(x: Tensor, residual: Tensor, weight: Tensor, reader: BoundConsumer) -> Tensor:
     """Return the sum over rows of lack times patch, in the shape of the weight.
 
     It is the gradient that a convolution's weight gets for the gradient `lack` at its outputs, so
@@ -185,14 +276,14 @@ def _cross(x: Tensor, lack: Tensor, weight: Tensor, reader: Reader) -> Tensor:
     """
     geometry = reader.geometry
     if not geometry.kernel:
-        return lack.flatten(0, -2).T @ x.flatten(0, -2)
+        return residual.flatten(0, -2).T @ x.flatten(0, -2)
     rank = len(geometry.kernel)
     before = [first for first, _ in geometry.padding]
     if any(first != last for first, last in geometry.padding):
         sides = [side for pair in reversed(geometry.padding) for side in pair]
         x, before = functional.pad(x, sides), [0] * rank
     return torch.ops.aten.convolution_backward(
-        lack.contiguous(),
+        residual.contiguous(),
         x.contiguous(),
         weight.to(x.dtype).contiguous(),
         None,
@@ -206,14 +297,14 @@ def _cross(x: Tensor, lack: Tensor, weight: Tensor, reader: Reader) -> Tensor:
     )[1]
 
 
-def _reestimate(new: Stream, place: int, node: fx.Node) -> None:
+def _reestimate(new: Execution, place: int, node: fx.Node) -> None:
     norm = batchnorm_of(new.program, node)
     if norm is None or not new.differs(place):
         return
     if norm.calls > 1:
         return  # it serves several calls, and has run on some of them already
     source = new.program.place[norm.input]
-    tally = Tally()
+    tally = ChannelStats()
     for batch in range(len(new.batches)):
         tally.add(new.at(source, batch))
     for name, value in ((norm.mean, tally.mean), (norm.var, tally.variance)):

@@ -8,6 +8,6 @@ entrim.errors.LoadError: no/such/folder is not there (no entrim.json): hand over
 """
 
 from entrim.report.page import html, write
-from entrim.report.report_data import Story, read
+from entrim.report.report_data import ReportData, read
 
-__all__ = ["Story", "html", "read", "write"]
+__all__ = ["ReportData", "html", "read", "write"]

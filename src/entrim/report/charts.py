@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from entrim.entropic.algorithm import THRESHOLD
 from entrim.records import TradeOff
-from entrim.report.markup import Markup, joined, picture, tag
+from entrim.report.markup import Markup, join, picture, tag
 from entrim.report.numbers import percent, power_of_ten, short
 
 WIDE, HIGH = 300.0, 120.0
@@ -75,7 +75,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
     )
 
 
-def descent(trace: Sequence[float], certificate: float | None) -> Markup:
+def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup:
     """Return F from step to step, with the certificate at its end."""
     high, low = max(trace), min(trace)
     floor, span = HIGH - 17, (high - low) or 1.0
@@ -89,8 +89,8 @@ def descent(trace: Sequence[float], certificate: float | None) -> Markup:
     way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     last = points[-1]
     said = [f"{trace[0]:.3g} → {trace[-1]:.3g}"]
-    if certificate is not None:
-        said.append(f"certificate {power_of_ten(certificate)}")
+    if optimality_residual is not None:
+        said.append(f"certificate {power_of_ten(optimality_residual)}")
     return picture(
         f"The objective F in {len(trace)} steps: {', '.join(said)}",
         WIDE,
@@ -109,27 +109,29 @@ def descent(trace: Sequence[float], certificate: float | None) -> Markup:
     )
 
 
-def tradeoff(points: Sequence[TradeOff], kind: str, word: str, screen: str) -> Markup:
+def tradeoff(points: Sequence[TradeOff], resource: str, word: str, screen: str) -> Markup:
     """Return the foreseen damage against what remains of `kind`, and the point that was taken."""
     left, right, top, floor = 46.0, WIDTHS[screen] - 14, 14.0, 210.0
-    whole = max(getattr(point, kind) for point in points)
-    bent = max(point.damage for point in points) or 1.0
+    whole = max(getattr(point, resource) for point in points)
+    bent = max(point.divergence for point in points) or 1.0
 
     def at(point: TradeOff) -> tuple[float, float]:
-        share = getattr(point, kind) / whole
-        return left + (right - left) * share, floor - (floor - top) * math.sqrt(point.damage / bent)
+        share = getattr(point, resource) / whole
+        return left + (right - left) * share, floor - (floor - top) * math.sqrt(
+            point.divergence / bent
+        )
 
     way = sorted(map(at, points))
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in way)
-    taken = next((point for point in points if point.taken), None)
+    taken = next((point for point in points if point.selected), None)
     marks = []
     if taken is not None:
-        share = getattr(taken, kind) / whole
-        label = f"taken: {short(getattr(taken, kind))} {word} ({percent(share)})"
-        marks = [_taken(*at(taken), label, right, floor)]
+        share = getattr(taken, resource) / whole
+        label = f"taken: {short(getattr(taken, resource))} {word} ({percent(share)})"
+        marks = [_selected(*at(taken), label, right, floor)]
     return picture(
         f"Foreseen damage against the {word} that remain"
-        + ("" if taken is None else f"; taken: {percent(getattr(taken, kind) / whole)}"),
+        + ("" if taken is None else f"; taken: {percent(getattr(taken, resource) / whole)}"),
         WIDTHS[screen],
         250,
         *_grid(left, right, top, floor, bent),
@@ -146,22 +148,22 @@ def tradeoff(points: Sequence[TradeOff], kind: str, word: str, screen: str) -> M
     )
 
 
-def _grid(left: float, right: float, top: float, floor: float, bent: float) -> list[Markup]:
+def _grid(left: float, right: float, top: float, bottom: float, bent: float) -> list[Markup]:
     marks = []
     for share in (0, 0.25, 0.5, 0.75, 1):
-        x, y = left + (right - left) * share, floor - (floor - top) * share
+        x, y = left + (right - left) * share, bottom - (bottom - top) * share
         marks += [
             tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid"),
-            tag("text", percent(share), x=x, y=floor + 16, text_anchor="middle"),
+            tag("text", percent(share), x=x, y=bottom + 16, text_anchor="middle"),
             tag("text", f"{bent * share**2:.2g}", x=left - 6, y=y + 4, text_anchor="end"),
         ]
     return marks
 
 
-def _taken(x: float, y: float, label: str, right: float, floor: float) -> Markup:
+def _selected(x: float, y: float, label: str, right: float, bottom: float) -> Markup:
     """Return the mark of a point; its label stands to the right of it as far as there is room."""
-    return joined(
-        tag("path", d=f"M{x:.1f} {y:.1f}V{floor}", class_="guide"),
+    return join(
+        tag("path", d=f"M{x:.1f} {y:.1f}V{bottom}", class_="guide"),
         tag("circle", cx=x, cy=y, r=6.5, class_="dot"),
         tag(
             "text",

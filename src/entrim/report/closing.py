@@ -1,20 +1,19 @@
 """What a report says last: the proof, the time, and how to repeat the run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from entrim.records import Record
 from entrim.report import charts, repeat
-from entrim.report.markup import Markup, Part, folded, joined, table, tag
+from entrim.report.markup import Markup, Part, details, join, table, tag
 from entrim.report.numbers import moment, power_of_ten, seconds, size
-from entrim.report.report_data import Story
-from entrim.settings import draws_in
+from entrim.report.report_data import ReportData
 
 
-def proof(story: Story) -> Markup:
+def proof(story: ReportData) -> Markup:
     """Return the surgery's proof."""
     values = story.record.proof
-    return joined(
+    return join(
         tag(
             "p",
             "Before the smaller network was handed out it was compared, at the outputs and inside, "
@@ -28,13 +27,13 @@ def proof(story: Story) -> Markup:
     )
 
 
-def distilled(story: Story) -> Markup | None:
+def distilled(story: ReportData) -> Markup | None:
     """Return what the training towards the original has done."""
     done = story.record.distilled
     return None if done is None else tag("p", f"{str(done)[:1].upper()}{str(done)[1:]}.")
 
 
-def time_taken(story: Story) -> Markup | None:
+def time_taken(story: ReportData) -> Markup | None:
     """Return the seconds by stage."""
     stages = {name: value for name, value in story.record.seconds.items() if value > 0}
     total = sum(stages.values())
@@ -48,14 +47,14 @@ def time_taken(story: Story) -> Markup | None:
         tag("li", tag("span", class_=f"key p{k % 8}"), f"{name} {seconds(value)}")
         for k, (name, value) in enumerate(stages.items())
     )
-    return joined(
+    return join(
         tag("p", f"{seconds(total)} altogether."),
         tag("div", *parts, class_="stages", aria_hidden="true"),
         tag("ul", *names, class_="keys"),
     )
 
 
-def again(story: Story) -> Markup:
+def repeat_section(story: ReportData) -> Markup:
     """Return what repeats the run: commands, calls, circumstances, settings."""
     record = story.record
     shown = []
@@ -63,12 +62,12 @@ def again(story: Story) -> Markup:
         shown.append(_code("On the command line", map(repeat.command, story.commands)))
     shown.append(_code("In Python", repeat.calls(record)))
     settings: list[list[Part]] = [
-        [name, said(name, value)] for name, value in record.settings.items()
+        [name, describe(name, value)] for name, value in _flatten(record.settings)
     ]
-    return joined(
+    return join(
         *shown,
         table("What it ran with", ["what", "value"], _circumstances(record), class_="wrap"),
-        folded(
+        details(
             "Every setting",
             table("Settings as they were decided", ["setting", "value"], settings, class_="wrap"),
         ),
@@ -94,39 +93,45 @@ def _circumstances(record: Record) -> list[list[Part]]:
 
 
 def _chance(record: Record) -> str:
-    if not draws_in(record.settings):
-        return "none were drawn"
-    if record.seed is None:
-        return "drawn from a generator: hand over the same one, in the same state, to repeat it"
-    return f"from seed {record.seed}"
+    return "none were drawn" if record.seed is None else f"from seed {record.seed}"
 
 
-def said(name: str, value: Any) -> str:
+def _flatten(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every setting; a configuration value as its type, then its fields."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and "type" in value:
+            yield name, value["type"]
+            yield from ((key, entry) for key, entry in value.items() if key != "type")
+        else:
+            yield name, value
+
+
+def describe(name: str, value: Any) -> str:
     """Return a setting in words.
 
-    >>> said("layers", None), said("refit", True), said("budget", {"macs": 0.5, "params": None})
-    ('all', 'yes', 'macs 0.5')
-    >>> said("memory_limit", 2 * 10**9), said("skip", ["fc", "conv1"]), said("eps", {})
-    ('2 GB', 'fc, conv1', 'none')
+    >>> describe("exclude", []), describe("residual_correction", True), describe("macs", None)
+    ('none', 'yes', 'not set')
+    >>> describe("memory_limit", 2 * 10**9), describe("exclude", ["fc", "conv1"])
+    ('2 GB', 'fc, conv1')
     """
     if value is None:
-        return "all" if name == "layers" else "not set"
+        return "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "memory_limit":
         return size(value)
     if isinstance(value, Mapping):
-        given = [f"{key} {said('', part)}" for key, part in value.items() if part is not None]
+        given = [f"{key} {describe('', part)}" for key, part in value.items() if part is not None]
         return "; ".join(given) or "none"
     if isinstance(value, list | tuple):
-        return ", ".join(said("", part) for part in value) or "none"
+        return ", ".join(describe("", part) for part in value) or "none"
     return str(value)
 
 
 def _code(title: str, lines: Iterable[str]) -> Markup:
     """Return lines of code, each an element of its own: a long one is indented where it breaks."""
     code = (tag("code", line) for line in lines)
-    return joined(
+    return join(
         tag("h3", title),
         tag("pre", *code, tabindex=0, role="region", aria_label=title),
     )

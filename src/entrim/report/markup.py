@@ -26,10 +26,10 @@ def tag(name: str, /, *children: Part, **attributes: Part) -> Markup:
     )
     if name in ("meta", "br"):
         return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{joined(*children)}</{name}>")
+    return Markup(f"<{name}{written}>{join(*children)}</{name}>")
 
 
-def joined(*children: Part) -> Markup:
+def join(*children: Part) -> Markup:
     """Return the children one behind the other."""
     return Markup(
         "".join(
@@ -62,7 +62,7 @@ def bar(share: int | float) -> Markup:
     return tag("span", fill, class_="bar", aria_hidden="true")
 
 
-def folded(title: str, content: Markup) -> Markup:
+def details(title: str, content: Markup) -> Markup:
     """Return content that opens on request."""
     return tag("details", tag("summary", title), content)
 

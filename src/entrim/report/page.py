@@ -6,8 +6,8 @@ from pathlib import Path
 
 from entrim.errors import SaveError
 from entrim.report import closing, sections, summary
-from entrim.report.markup import Markup, joined, tag
-from entrim.report.report_data import Story, read
+from entrim.report.markup import Markup, join, tag
+from entrim.report.report_data import ReportData, read
 from entrim.storage import atomic
 
 FILE = "report.html"
@@ -26,11 +26,11 @@ _SECTIONS = {
     "frozen": ("What had to stay", sections.frozen),
     "proof": ("The proof", closing.proof),
     "time": ("Where the time went", closing.time_taken),
-    "again": ("To repeat it", closing.again),
+    "again": ("To repeat it", closing.repeat_section),
 }
 
 
-def html(story: Story) -> str:
+def html(story: ReportData) -> str:
     """Return the report as one page that works offline.
 
     >>> import tempfile, torch, entrim
@@ -93,7 +93,7 @@ def is_report(file: Path) -> bool:
         return False
 
 
-def _head(story: Story) -> Markup:
+def _head(story: ReportData) -> Markup:
     style = files("entrim.report").joinpath("style.css").read_text(encoding="utf-8")
     return tag(
         "head",
@@ -107,4 +107,4 @@ def _head(story: Story) -> Markup:
 
 
 def _section(key: str, title: str, content: Markup) -> Markup:
-    return tag("section", joined(tag("h2", title), content), id=key)
+    return tag("section", join(tag("h2", title), content), id=key)

@@ -2,14 +2,20 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from inspect import signature
+from dataclasses import MISSING, fields
 from typing import Any
 
-from entrim.budget import Budget
-from entrim.distillation.distill import distill
+from entrim import config
 from entrim.records import Record
-from entrim.settings import OURS, PAPER, Settings
+
+DEFAULTS: Mapping[str, Any] = {
+    "budget": None,
+    "selector": "auto",
+    "reconstruction": config.to_plain(config.Reconstruction()),
+    "include": ["*"],
+    "exclude": [],
+    "calibration": config.to_plain(config.Calibration()),
+}
 
 
 def calls(record: Record) -> list[str]:
@@ -18,47 +24,38 @@ def calls(record: Record) -> list[str]:
     for training in (*record.earlier, record.distilled):
         if training is not None:
             start = "small" if len(lines) == 1 else "better"
-            lines.append(f"better = {taught(training.settings, start)}")
+            lines.append(f"better = {distill_call(training.settings, start)}")
     return lines
 
 
 def call(settings: Mapping[str, Any], seed: int | None = None) -> str:
     """Return the call of `sparsify` with everything that is not its default.
 
-    >>> call({"budget": {"params": 0.3, "macs": None}, "mode": "sequential", "round_to": 8})
-    'entrim.sparsify(model, images, budget=entrim.Budget(params=0.3), round_to=8)'
+    >>> budget = {"type": "Budget", "params": 0.3, "macs": None, "round_to": 8}
+    >>> call({"budget": budget, "include": ["*"], "exclude": ["fc"]})
+    "entrim.sparsify(model, images, entrim.Budget(params=0.3, round_to=8), exclude=['fc'])"
     """
-    options = [f"{name}={_written(name, value)}" for name, value in told(settings).items()]
-    if seed is not None:
-        options.append(f"generator=torch.Generator().manual_seed({seed})")
-    return f"entrim.sparsify({', '.join(['model', 'images', *options])})"
+    changed = changed_settings(settings)
+    budget = [expression(changed.pop("budget"))] if "budget" in changed else []
+    options = [f"{name}={expression(value)}" for name, value in changed.items()]
+    options += [] if seed is None else [f"seed={seed}"]
+    return f"entrim.sparsify({', '.join(['model', 'images', *budget, *options])})"
 
 
-def told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from what would have been without them."""
-    plain = Settings()
-    usual = {field.name: getattr(plain, field.name) for field in fields(Settings)}
-    usual |= PAPER if settings.get("preset") == "paper" else OURS
-    return {
-        name: value
-        for name, value in settings.items()
-        if _listed(value) != _listed(usual.get(name))
-    }
+def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the defaults of `sparsify`."""
+    return {name: value for name, value in settings.items() if value != DEFAULTS.get(name, value)}
 
 
-def taught(settings: Mapping[str, Any], start: str = "small") -> str:
+def distill_call(settings: Mapping[str, Any], start: str = "small") -> str:
     """Return the call of `distill` with its seed and everything that is not its default.
 
-    >>> taught({"epochs": 3, "batch": 64, "schedule": "cosine", "seed": 0})
-    'entrim.distill(small, images, epochs=3, seed=0)'
+    >>> distill_call({"epochs": 3, "batch_size": 64, "seed": 0})
+    'entrim.distill(small, images, entrim.Distillation(epochs=3, seed=0))'
     """
-    known = signature(distill).parameters
-    options = [
-        f"{name}={value!r}"
-        for name, value in settings.items()
-        if name == "seed" or (name in known and value != known[name].default)
-    ]
-    return f"entrim.distill({', '.join([start, 'images', *options])})"
+    options = _options(config.Distillation, settings, always=("seed",))
+    value = f"entrim.Distillation({', '.join(options)})"
+    return f"entrim.distill({', '.join([start, 'images', value])})"
 
 
 def command(words: Sequence[str]) -> str:
@@ -66,15 +63,39 @@ def command(words: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def expression(value: Any) -> str:
+    """Return the Python expression of a setting in a record.
+
+    >>> expression({"type": "Widths", "widths": {"0": 3}, "round_to": 1})
+    "entrim.Widths(widths={'0': 3})"
+    """
+    if isinstance(value, Mapping) and "type" in value:
+        options = [
+            f"{key}={expression(entry)}"
+            for key, entry in value.items()
+            if key != "type" and entry != _default(value["type"], key)
+        ]
+        return f"entrim.{value['type']}({', '.join(options)})"
+    if isinstance(value, Mapping):
+        entries = (f"{key!r}: {expression(entry)}" for key, entry in value.items())
+        return f"{{{', '.join(entries)}}}"
+    return repr(value)
 
 
-def _written(name: str, value: Any) -> str:
-    if name == "budget" and isinstance(value, Mapping):
-        known = {field.name for field in fields(Budget)}
-        given = [f"{k}={v!r}" for k, v in value.items() if v is not None and k in known]
-        return f"entrim.Budget({', '.join(given)})"
-    if name == "eps":
-        return repr({pattern: tuple(pair) for pattern, pair in value.items()})
-    return repr(_listed(value))
+def _default(type_name: str, name: str) -> Any:
+    """Return the default of a field of a configuration value, as a record contains it."""
+    kind = getattr(config, type_name, None)
+    for item in () if kind is None else fields(kind):
+        if item.name == name:
+            factory = item.default_factory
+            return config.to_plain(item.default if factory is MISSING else factory())
+    return MISSING
+
+
+def _options(kind: type, settings: Mapping[str, Any], always: Sequence[str]) -> list[str]:
+    known = {item.name for item in fields(kind)}
+    return [
+        f"{name}={value!r}"
+        for name, value in settings.items()
+        if name in always or (name in known and value != _default(kind.__name__, name))
+    ]

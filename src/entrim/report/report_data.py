@@ -30,7 +30,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class ReportData:
     """The record of a run, and what else the folder knows."""
 
     folder: str
@@ -47,7 +47,7 @@ class Story:
         record: Record,
         tensors: Mapping[str, str],
         commands: Sequence[Sequence[str]],
-    ) -> "Story":
+    ) -> "ReportData":
         """Return the story of a record; `tensors` are those of the network before."""
         return cls(
             folder=str(folder),
@@ -62,7 +62,7 @@ class Story:
         return self.commands[-1] if self.commands else None
 
 
-def read(folder: str | os.PathLike[str]) -> Story:
+def read(folder: str | os.PathLike[str]) -> ReportData:
     """Return the story of the run saved in `folder`; a LoadError says what is wrong with it.
 
     >>> import tempfile, torch, entrim
@@ -76,7 +76,7 @@ def read(folder: str | os.PathLike[str]) -> Story:
     """
     place, manifest = Path(folder), read_manifest(folder)
     tensors = manifest["original"]["tensors"]
-    return Story.of(place, record_in(manifest, place), tensors, commands_in(place))
+    return ReportData.of(place, record_in(manifest, place), tensors, commands_in(place))
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from entrim.report.markup import Markup, joined, picture, tag
+from entrim.report.markup import Markup, join, picture, tag
 from entrim.report.report_data import Layer
 
 Point = tuple[int | float, int | float]
@@ -24,13 +24,13 @@ def across(layers: Sequence[Layer]) -> Markup:
     """Return the ribbon from left to right, for wide screens."""
     step = max(15.0, 1000 / len(layers))
     span, middle, most = step * len(layers), 130.0, 110.0
-    names = 16 + 6.4 * max(len(_cut(layer.name)) for layer in layers)
+    names = 16 + 6.4 * max(len(_shorten(layer.name)) for layer in layers)
     slanted = step < 90
     places = [step * (k + 0.5) for k in range(len(layers))]
     marks = [
         tag(
             "text",
-            _cut(layer.name),
+            _shorten(layer.name),
             transform=f"translate({x + 4 * slanted:.1f},{2 * middle + 22 + 8 * slanted:.0f})"
             + " rotate(-60)" * slanted,
             text_anchor="end" if slanted else "middle",
@@ -40,7 +40,7 @@ def across(layers: Sequence[Layer]) -> Markup:
     ]
     for layer, x in zip(layers, places, strict=True):
         if not slanted:
-            marks.append(_words(_fall(layer), x, 2 * middle + 4, "count"))
+            marks.append(_words(_change(layer), x, 2 * middle + 4, "count"))
         elif step >= 24:
             marks += [
                 _words(str(layer.before), x, 2 * middle - 2, "name"),
@@ -48,7 +48,7 @@ def across(layers: Sequence[Layer]) -> Markup:
             ]
     height = 2 * middle + (26 + names * math.sin(math.pi / 3) if slanted else 34)
     drawn = _bands(layers, places, step, middle, most, lambda a, b: (a, b), "across")
-    return picture(_told(layers), span, height, drawn, *marks, class_="ribbon wide")
+    return picture(_description(layers), span, height, drawn, *marks, class_="ribbon wide")
 
 
 def down(layers: Sequence[Layer]) -> Markup:
@@ -56,19 +56,21 @@ def down(layers: Sequence[Layer]) -> Markup:
     step, middle, most = 26.0, 205.0, 82.0
     places = [step * (k + 0.5) for k in range(len(layers))]
     marks = [
-        joined(
-            tag("text", _cut(layer.name, 17), x=0, y=y + 4, class_="name"),
-            tag("text", _fall(layer), x=360, y=y + 4, text_anchor="end", class_="count"),
+        join(
+            tag("text", _shorten(layer.name, 17), x=0, y=y + 4, class_="name"),
+            tag("text", _change(layer), x=360, y=y + 4, text_anchor="end", class_="count"),
         )
         for layer, y in zip(layers, places, strict=True)
     ]
     drawn = _bands(layers, places, step, middle, most, lambda a, b: (b, a), "down")
-    return picture(_told(layers), 360, step * len(layers), drawn, *marks, class_="ribbon narrow")
+    return picture(
+        _description(layers), 360, step * len(layers), drawn, *marks, class_="ribbon narrow"
+    )
 
 
 def _bands(
     layers: Sequence[Layer],
-    places: Sequence[float],
+    columns: Sequence[float],
     step: float,
     middle: float,
     most: float,
@@ -83,7 +85,7 @@ def _bands(
         full * layer.after / max(layer.before, 1) for full, layer in zip(outer, layers, strict=True)
     ]
     ahead = _FLAT * step
-    (x2, y2) = turn(places[-1] + step / 2, 0)
+    (x2, y2) = turn(columns[-1] + step / 2, 0)
     shade = tag(
         "linearGradient",
         tag("stop", offset="0", class_="from"),
@@ -104,13 +106,13 @@ def _bands(
         patternUnits="userSpaceOnUse",
         patternTransform="rotate(45)",
     )
-    return joined(
+    return join(
         tag("defs", shade, hatch),
-        tag("path", d=_outline(places, outer, ahead, middle, turn), class_="gone"),
-        tag("path", d=_outline(places, inner, ahead, middle, turn), fill=f"url(#shade-{name})"),
+        tag("path", d=_outline(columns, outer, ahead, middle, turn), class_="gone"),
+        tag("path", d=_outline(columns, inner, ahead, middle, turn), fill=f"url(#shade-{name})"),
         *(
             _spot(layer, place, half, full, step, middle, turn, name)
-            for layer, place, half, full in zip(layers, places, inner, outer, strict=True)
+            for layer, place, half, full in zip(layers, columns, inner, outer, strict=True)
         ),
     )
 
@@ -132,7 +134,7 @@ def _spot(
         )
         return tag(
             "rect",
-            tag("title", tell(layer)),
+            tag("title", describe(layer)),
             x=x,
             y=y,
             width=right - x,
@@ -141,14 +143,14 @@ def _spot(
         )
 
     whole = layer.before == layer.after
-    return joined(
+    return join(
         box(_FLAT * step, half, fill=f"url(#hatch-{name})") if whole else None,
         box(0.5 * step, max(full, 8.0), class_="spot"),
     )
 
 
 def _outline(
-    places: Sequence[float],
+    columns: Sequence[float],
     halves: Sequence[float],
     ahead: float,
     middle: float,
@@ -158,16 +160,14 @@ def _outline(
     halves = [max(half, 1.0) for half in halves]
     upper = [
         (x + side, middle - half)
-        for x, half in zip(places, halves, strict=True)
+        for x, half in zip(columns, halves, strict=True)
         for side in (-ahead, ahead)
     ]
     lower = [(x, 2 * middle - y) for x, y in reversed(upper)]
-    return (
-        f"M{_at(upper[0], turn)}{_along(upper, turn)}L{_at(lower[0], turn)}{_along(lower, turn)}Z"
-    )
+    return f"M{_at(upper[0], turn)}{_path(upper, turn)}L{_at(lower[0], turn)}{_path(lower, turn)}Z"
 
 
-def _along(points: Sequence[Point], turn: Turn) -> str:
+def _path(points: Sequence[Point], turn: Turn) -> str:
     way = []
     for (xa, ya), (xb, yb) in pairwise(points):
         half = (xa + xb) / 2
@@ -181,7 +181,7 @@ def _at(point: Point, turn: Turn) -> str:
     return f"{x:.1f},{y:.1f}"
 
 
-def tell(layer: Layer) -> str:
+def describe(layer: Layer) -> str:
     """Return what became of a layer, as a sentence."""
     if layer.before != layer.after:
         return f"{layer.name}: {layer.after} of {layer.before} channels stay"
@@ -191,11 +191,11 @@ def tell(layer: Layer) -> str:
     return f"{layer.name}: all {layer.before} channels stay, {why}"
 
 
-def _words(text: str, x: float, y: float, kind: str) -> Markup:
-    return tag("text", text, x=x, y=y, text_anchor="middle", class_=kind)
+def _words(text: str, x: float, y: float, class_name: str) -> Markup:
+    return tag("text", text, x=x, y=y, text_anchor="middle", class_=class_name)
 
 
-def _told(layers: Sequence[Layer]) -> str:
+def _description(layers: Sequence[Layer]) -> str:
     before, after = sum(x.before for x in layers), sum(x.after for x in layers)
     cut = sum(x.before != x.after for x in layers)
     return (
@@ -204,10 +204,10 @@ def _told(layers: Sequence[Layer]) -> str:
     )
 
 
-def _fall(layer: Layer) -> str:
+def _change(layer: Layer) -> str:
     return f"{layer.before}" if layer.before == layer.after else f"{layer.before} → {layer.after}"
 
 
-def _cut(name: str, most: int = 22) -> str:
+def _shorten(name: str, most: int = 22) -> str:
     """Return the end of a long name, which is what tells layers apart."""
     return name if len(name) <= most else "…" + name[1 - most :]

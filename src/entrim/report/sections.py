@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from entrim.records import GroupRecord, TradeOff
 from entrim.report import charts, ribbon
-from entrim.report.markup import Markup, Part, bar, folded, joined, table, tag
+from entrim.report.markup import Markup, Part, bar, details, join, table, tag
 from entrim.report.numbers import percent, seconds
-from entrim.report.report_data import Layer, Story
+from entrim.report.report_data import Layer, ReportData
 
 WORDS = {
     "params": "parameters",
@@ -18,20 +18,20 @@ WORDS = {
 }
 
 
-def network(story: Story) -> Markup | None:
+def network(story: ReportData) -> Markup | None:
     """Return the ribbon, and the same as a table."""
     layers = story.layers
     if not layers:
         return None
     rooted = " Its height is the square root of the width." if ribbon.rooted(layers) else ""
-    return joined(
+    return join(
         tag(
             "p",
             "Each step is a layer, in the order in which the network holds them. The pale ribbon "
             f"is what it was, the strong one what is left.{rooted}",
         ),
         tag("figure", ribbon.across(layers), ribbon.down(layers), _legend()),
-        folded(
+        details(
             "Every layer as a table",
             table(
                 "Channels of every layer before and after",
@@ -61,7 +61,7 @@ def _layer_row(layer: Layer) -> list[Part]:
     return [layer.name, layer.before, layer.after, stays, note]
 
 
-def tradeoff(story: Story) -> Markup | None:
+def tradeoff(story: ReportData) -> Markup | None:
     """Return the curve of the budget with the point that was taken."""
     points = story.record.tradeoff
     if not points:
@@ -69,7 +69,9 @@ def tradeoff(story: Story) -> Markup | None:
     budget = story.record.settings.get("budget") or {}
     kind = next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
     asked = ", ".join(
-        f"{_asked(key, v)} {WORDS[key]}" for key, v in budget.items() if v is not None
+        f"{_requested(key, v)} {WORDS[key]}"
+        for key, v in budget.items()
+        if key in WORDS and v is not None
     )
     text = tag(
         "p",
@@ -77,9 +79,9 @@ def tradeoff(story: Story) -> Markup | None:
         "damage up on the way from the whole network, at the right, to the narrowest. "
         + (f"Asked for: {asked}." if asked else "No budget was named, so the damage decided."),
     )
-    return joined(
+    return join(
         tag("div", text, tag("figure", *_both(points, kind)), class_="beside"),
-        folded(
+        details(
             "The points as a table",
             table(
                 "Sizes and foreseen damage",
@@ -89,8 +91,8 @@ def tradeoff(story: Story) -> Markup | None:
                         f"{p.params:,}",
                         f"{p.macs:,}",
                         f"{p.bytes:,}",
-                        f"{p.damage:.3g}",
-                        _tick(p.taken),
+                        f"{p.divergence:.3g}",
+                        _tick(p.selected),
                     ]
                     for p in points
                 ],
@@ -99,22 +101,22 @@ def tradeoff(story: Story) -> Markup | None:
     )
 
 
-def _both(points: Sequence[TradeOff], kind: str) -> list[Markup]:
-    return [charts.tradeoff(points, kind, WORDS[kind], wide) for wide in charts.WIDTHS]
+def _both(points: Sequence[TradeOff], resource: str) -> list[Markup]:
+    return [charts.tradeoff(points, resource, WORDS[resource], wide) for wide in charts.WIDTHS]
 
 
-def _asked(kind: str, value: int | float) -> str:
-    if kind == "latency":
+def _requested(resource: str, value: int | float) -> str:
+    if resource == "latency":
         return f"at most {seconds(value)}"
-    share = kind == "max_error" or isinstance(value, float)
+    share = resource == "max_error" or isinstance(value, float)
     return f"at most {percent(value) if share else f'{value:,}'}"
 
 
-def _tick(taken: bool) -> str:
-    return "taken" if taken else ""
+def _tick(selected: bool) -> str:
+    return "taken" if selected else ""
 
 
-def choices(story: Story) -> Markup | None:
+def choices(story: ReportData) -> Markup | None:
     """Return a card for every group: which channels stay, their importance, the way down."""
     groups = story.record.groups
     if not groups:
@@ -125,13 +127,13 @@ def choices(story: Story) -> Markup | None:
             " Below: the importance w of every channel, sorted, and the objective F from step to "
             "step. The certificate is the optimality residual: 0 is a perfect minimum."
         )
-    usual, count = Counter(group.how for group in groups).most_common(1)[0]
+    usual, count = Counter(group.reason for group in groups).most_common(1)[0]
     if count > 1:
         whole = count == len(groups)
         alike = "All were chosen alike" if whole else "Where a card does not say how, as usual"
         lines += f" {alike} ({usual})."
     cards = (_choice(group, usual if count > 1 else None) for group in groups)
-    return joined(tag("p", lines), tag("div", *cards, class_="cards"))
+    return join(tag("p", lines), tag("div", *cards, class_="cards"))
 
 
 def _choice(group: GroupRecord, usual: str | None) -> Markup:
@@ -140,8 +142,8 @@ def _choice(group: GroupRecord, usual: str | None) -> Markup:
     if group.w:
         shown.append(charts.importance(group.w, set(group.kept)))
     if len(group.trace) > 1:
-        shown.append(charts.descent(group.trace, group.certificate))
-    notes = [] if group.how == usual else [f"{group.how[:1].upper()}{group.how[1:]}."]
+        shown.append(charts.descent(group.trace, group.optimality_residual))
+    notes = [] if group.reason == usual else [f"{group.reason[:1].upper()}{group.reason[1:]}."]
     if len(group.layers) > 1:
         notes.append(f"Shared by {_some(group.layers)}.")
     if group.stability is not None:
@@ -161,7 +163,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def refits(story: Story) -> Markup | None:
+def refits(story: ReportData) -> Markup | None:
     """Return how well every layer does its work with fewer inputs."""
     layers = story.record.layers
     if not layers:
@@ -178,7 +180,7 @@ def refits(story: Story) -> Markup | None:
         for layer in layers
     ]
     scale = percent(most)
-    return joined(
+    return join(
         tag(
             "p",
             "Each layer was solved again on the channels that stay. The bar is the squared error "
@@ -200,7 +202,7 @@ def _round_up(value: int | float) -> float:
     return next((step for step in steps if step >= value), value)
 
 
-def frozen(story: Story) -> Markup | None:
+def frozen(story: ReportData) -> Markup | None:
     """Return what had to stay, by reason."""
     if not story.record.frozen:
         return None

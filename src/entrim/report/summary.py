@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 from entrim.records import Record, Score
-from entrim.report.markup import Markup, Part, bar, joined, tag
+from entrim.report.markup import Markup, Part, bar, join, tag
 from entrim.report.numbers import percent, seconds, short, size, times
-from entrim.report.report_data import Story
+from entrim.report.report_data import ReportData
 
 
-def head(story: Story) -> Markup:
+def head(story: ReportData) -> Markup:
     """Return the title, the sentence that says it all, and the figures before and after."""
     record = story.record
     ended = record.date if record.distilled is None else record.distilled.date
     before, after = record.before, record.after
-    sentence = joined(
+    sentence = join(
         "keeps ",
         tag("strong", percent(after.params / max(before.params, 1))),
         " of its parameters and ",
@@ -39,7 +39,7 @@ def head(story: Story) -> Markup:
 
 
 def _apart(error: float) -> Markup:
-    return joined(
+    return join(
         " On these its outputs are ",
         tag("strong", percent(error)),
         " of their variance away from the original's.",
@@ -62,9 +62,9 @@ def _latency(record: Record) -> Markup:
     """Return the card of the time, which says so where the passes differ more than the networks."""
     before, after = record.before, record.after
     fall = f"{seconds(before.latency)} → {seconds(after.latency)}, give or take "
-    fall += f"{seconds(after.spread / 2)}, for {after.batch} image{'s' * (after.batch != 1)}"
+    fall += f"{seconds(after.deviation / 2)}, for {after.batch} image{'s' * (after.batch != 1)}"
     share = after.latency / before.latency if before.latency else 1.0
-    sure = abs(before.latency - after.latency) > (before.spread + after.spread) / 2
+    sure = abs(before.latency - after.latency) > (before.deviation + after.deviation) / 2
     doubt = "here" if sure else "here, within the noise"
     if after.latency <= before.latency:
         return _card(times(before.latency, after.latency), f"faster {doubt}", fall, share)
@@ -72,18 +72,18 @@ def _latency(record: Record) -> Markup:
     return _card(slower, f"slower {doubt}", fall, share, class_="slower" if sure else None)
 
 
-def _card(big: str, word: str, fall: str, share: float | None, **attributes: Part) -> Markup:
+def _card(big: str, word: str, change: str, share: float | None, **attributes: Part) -> Markup:
     return tag(
         "li",
         tag("span", big, class_="big"),
         tag("span", word, class_="what"),
         None if share is None else bar(share),
-        tag("span", fall, class_="fall"),
+        tag("span", change, class_="fall"),
         **attributes,
     )
 
 
-def warnings(story: Story) -> Markup | None:
+def warnings(story: ReportData) -> Markup | None:
     """Return what the user was warned about."""
     if not story.record.notes:
         return None

@@ -1,7 +1,8 @@
-"""Choosing exactly k channels from the same statistics: by entropy, and by honest competitors."""
+"""Selectors to compare with: magnitude, LASSO, random, exhaustive, scores of the user."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -12,24 +13,111 @@ from torch import Tensor
 from entrim.entropic.least_squares import RIDGE, NormalEquations, refit
 from entrim.entropic.moments import Moments
 from entrim.entropic.objective import Consumer, columns_of
-from entrim.entropic.solve import consumers_of, solve_for
+from entrim.entropic.solve import consumers_of, solve_k
 from entrim.errors import BadSettingError, MissingExtraError
-from entrim.selection.elimination import Remainder, cheapest, order_of_loss, own_blocks
+from entrim.graph.channel_graph import Group
+from entrim.selection.base import GroupStatistics
+from entrim.selection.elimination import EliminationState, cheapest, elimination_order, own_blocks
 
 if TYPE_CHECKING:
-    Selector = Literal["entropic", "greedy", "lasso", "magnitude", "random", "exhaustive"]
+    Method = Literal["entropic", "greedy", "lasso", "magnitude", "random", "exhaustive"]
 else:
-    Selector = str  # so that an unknown one is refused by us, with the remedy
+    Method = str  # an unknown one is refused here, with a remedy
 Weights = Tensor | Sequence[Tensor]
 MOST_SUBSETS = 20_000
 SWAPS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class MomentsSelector:
+    """A selector that works on second moments and weights, by its name in `select`."""
+
+    method: Method
+
+    def select(self, statistics: GroupStatistics, k: int) -> Int[Tensor, " k"]:
+        """Return the indices of `k` channels."""
+        return select(
+            list(statistics.moments),
+            k=k,
+            method=self.method,
+            weight=list(statistics.weights),
+            generator=statistics.generator,
+        )
+
+    def __str__(self) -> str:
+        return self.method
+
+
+@dataclass(frozen=True, slots=True)
+class EliminationSelector(MomentsSelector):
+    """Backward elimination by the exact increase of the least-squares error; nested."""
+
+    method: Method = "greedy"
+
+    def rank(self, statistics: GroupStatistics) -> Int[Tensor, " D"]:
+        """Return all channels in the order in which elimination removes them."""
+        return elimination_order(list(statistics.moments))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A selector that keeps the channels with the largest scores of the user.
+
+    Parameters
+    ----------
+    scores : dict
+        `{pattern: one number per channel}`. Patterns match the name of a group or of a layer that
+        produces its channels; the first match counts. It must cover every group to be pruned.
+    """
+
+    scores: Mapping[str, Sequence[float] | Tensor]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scores, Mapping):
+            raise BadSettingError(
+                f"scores must be a dict {{pattern: numbers}}, got {self.scores!r}"
+            )
+        for pattern, values in self.scores.items():
+            if isinstance(values, Tensor) and values.ndim != 1:
+                raise BadSettingError(
+                    f"the scores of {pattern!r} have shape {tuple(values.shape)}: pass one number "
+                    "per channel"
+                )
+
+    def of_group(self, group: Group) -> list[float]:
+        """Return the scores of one group."""
+        found = next((v for key, v in self.scores.items() if group.matches(key)), None)
+        if found is None:
+            raise BadSettingError(
+                f"there are no scores for the group {group.name}: add them, or exclude the group"
+            )
+        values = [float(value) for value in found]
+        if len(values) != group.channels or any(map(math.isnan, values)):
+            raise BadSettingError(
+                f"the scores of {group.name} are {len(values)} numbers: pass one for each of its "
+                f"{group.channels} channels, none of them NaN"
+            )
+        return values
+
+    def select(self, statistics: GroupStatistics, k: int) -> list[int]:
+        """Return the indices of the `k` largest scores."""
+        scores = torch.tensor(self.of_group(statistics.group))
+        return scores.sort(descending=True, stable=True).indices[:k].tolist()
+
+    def rank(self, statistics: GroupStatistics) -> list[int]:
+        """Return all channels by ascending score."""
+        scores = self.of_group(statistics.group)
+        return sorted(range(statistics.channels), key=scores.__getitem__)
+
+    def __str__(self) -> str:
+        return "scores"
+
+
 def select(
     moments: Moments | Sequence[Moments],
     *,
-    channels: int,
-    method: Selector,
+    k: int,
+    method: Method,
     weight: Weights | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " k"]:
@@ -55,21 +143,21 @@ def select(
     """
     group = [m.to("cpu") for m in consumers_of(moments)]
     total = group[0].channels
-    if not isinstance(channels, int) or not 1 <= channels <= total:
-        raise BadSettingError(f"channels is {channels}: ask for 1 to {total}")
+    if not isinstance(k, int) or not 1 <= k <= total:
+        raise BadSettingError(f"channels is {k}: ask for 1 to {total}")
     weights = _checked_weights(group, weight)
     if method == "entropic":
-        chosen = _swap(group, solve_for(group, channels=channels).kept)
+        chosen = _swap(group, solve_k(group, k=k).kept)
     elif method == "greedy":
-        chosen = order_of_loss(group)[total - channels :]
+        chosen = elimination_order(group)[total - k :]
     elif method == "lasso":
-        chosen = _lasso(group, channels, weights)
+        chosen = _lasso(group, k, weights)
     elif method == "magnitude":
-        chosen = _magnitude(group, channels, weights)
+        chosen = _magnitude(group, k, weights)
     elif method == "random":
-        chosen = torch.randperm(total, generator=generator)[:channels]
+        chosen = torch.randperm(total, generator=generator)[:k]
     elif method == "exhaustive":
-        chosen = _exhaustive(group, channels)
+        chosen = _exhaustive(group, k)
     else:
         raise BadSettingError(
             f"no method {method!r}: choose entropic, greedy, lasso, magnitude, random or exhaustive"
@@ -106,7 +194,7 @@ def _swap(group: Sequence[Moments], kept: Int[Tensor, " k"]) -> Int[Tensor, " k"
     error = mean_error(group, kept)
     for _ in range(SWAPS):
         parts = [
-            Remainder.of(whole.among(columns_of(kept, m.block)), m.block)
+            EliminationState.of(whole.among(columns_of(kept, m.block)), m.block)
             for whole, m in zip(equations, group, strict=True)
         ]
         out = cheapest(parts)
@@ -155,7 +243,7 @@ def _lasso(group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None) -
     for number, m in enumerate(group):
         weight = weights[number] if weights else refit(m, range(m.channels)).weight
         W = torch.cat([torch.zeros(1, m.outputs), weight.detach().cpu().T]).to(torch.float64)
-        terms.append(Consumer.of(_centred(m), 1.0).quadratic(W))
+        terms.append(Consumer.of(_center(m), 1.0).quadratic(W))
     H, b = (torch.stack(parts).mean(0) for parts in zip(*terms, strict=True))
     alive = (H.diagonal() > 0).nonzero()[:, 0]
     _, _, path = lars_path_gram(
@@ -168,7 +256,7 @@ def _lasso(group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None) -
     return scales[:, cut].abs().topk(k).indices
 
 
-def _centred(m: Moments) -> Moments:
+def _center(m: Moments) -> Moments:
     """Return the moments of the same rows with their means taken off."""
     mean = m.gram_sum[0] / m.count
     target = m.cross_sum[0] / m.count

@@ -19,7 +19,7 @@ COMPACT = 0.2
 
 
 @dataclass(slots=True)
-class Remainder:
+class EliminationState:
     """One consumer on the channels that are left: G^-1 and B = G^-1 C.
 
     With P = G^-1, the squared error rises by tr(B_d' P_dd^-1 B_d) without channel d, and P then
@@ -37,7 +37,7 @@ class Remainder:
     right: list[Float[Tensor, "block n1"]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, equations: NormalEquations, block: int) -> "Remainder":
+    def of(cls, equations: NormalEquations, block: int) -> "EliminationState":
         """Return what is left before anything went."""
         factor = equations.factor()
         P = torch.cholesky_inverse(factor)
@@ -49,7 +49,7 @@ class Remainder:
         """Columns of a channel."""
         return self.own.shape[1]
 
-    def rises(self) -> Float[Tensor, " D"]:
+    def removal_costs(self) -> Float[Tensor, " D"]:
         """Return what the loss of each channel costs, for one output."""
         used = self.B[1:].unflatten(0, (-1, self.block))
         solved = torch.linalg.solve(self.own, used @ used.mT)
@@ -85,13 +85,13 @@ class Remainder:
         self.left, self.right = [], []
 
 
-def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:
+def elimination_order(group: Sequence[Moments]) -> Int[Tensor, " D"]:
     """Return all channels in the order in which backward elimination gives them up.
 
     The last k are its choice of k channels, for every k at once.
     """
     names = torch.arange(group[0].channels)
-    parts = [Remainder.of(NormalEquations.of(m, names), m.block) for m in group]
+    parts = [EliminationState.of(NormalEquations.of(m, names), m.block) for m in group]
     gone = torch.zeros(len(names), dtype=torch.bool)
     order = []
     while int((~gone).sum()) > 1:
@@ -108,11 +108,11 @@ def order_of_loss(group: Sequence[Moments]) -> Int[Tensor, " D"]:
     return torch.tensor([*order, *names[~gone].tolist()])
 
 
-def cheapest(parts: Sequence[Remainder], gone: Bool[Tensor, " D"] | None = None) -> int:
+def cheapest(parts: Sequence[EliminationState], removed: Bool[Tensor, " D"] | None = None) -> int:
     """Return the position of the channel whose loss costs least, the last one of equals."""
-    rise = torch.stack([part.rises() for part in parts]).mean(0)
-    if gone is not None:
-        rise[gone] = math.inf
+    rise = torch.stack([part.removal_costs() for part in parts]).mean(0)
+    if removed is not None:
+        rise[removed] = math.inf
     return len(rise) - 1 - int(rise.flip(0).argmin())
 
 

@@ -16,7 +16,7 @@ from entrim.errors import BadRowsError, BadSettingError
 from entrim.spartan import boxes
 from entrim.spartan.descent import Descent, Outcome, Problem
 from entrim.spartan.search import search
-from entrim.spartan.task import Task
+from entrim.spartan.task import BoxTask
 
 if TYPE_CHECKING:
     Count = int
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     Count = Any  # so that what is out of place is refused by us, in `fit`, with the remedy
     Number = Any
-MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], Task]
+MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], BoxTask]
 """From rows, targets and weights, of the samples that count and in their order, to the task."""
 
 
@@ -122,10 +122,14 @@ class BoxModel(BaseEstimator):
             )
 
 
-def check_number(name: str, value: Any, least: float, remedy: str) -> None:
+def check_number(name: str, value: Any, minimum: float, remedy: str) -> None:
     """Refuse what is no finite number from `least` on."""
-    if not isinstance(value, Real) or not least <= float(value) or not math.isfinite(float(value)):
-        raise BadSettingError(f"{name} is {value!r}: it must be a number from {least}; {remedy}")
+    if (
+        not isinstance(value, Real)
+        or not minimum <= float(value)
+        or not math.isfinite(float(value))
+    ):
+        raise BadSettingError(f"{name} is {value!r}: it must be a number from {minimum}; {remedy}")
 
 
 def check_positive(name: str, value: Any, remedy: str) -> None:

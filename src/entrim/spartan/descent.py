@@ -13,7 +13,7 @@ from scipy.special import xlogy
 
 from entrim.spartan import boxes
 from entrim.spartan.importance import w_step
-from entrim.spartan.task import Fit, Task
+from entrim.spartan.task import BoxTask, Fit
 
 THRESHOLD = 1e-6
 """A feature below this importance is not selected (the paper's value)."""
@@ -28,7 +28,7 @@ class Problem:
     rows: Float[np.ndarray, "T n"]
     weights: Float[np.ndarray, " T"]
     """One a row, of mean 1."""
-    task: Task
+    task: BoxTask
     boxes: int
     eps_w: float
     box_weight: float
@@ -116,7 +116,7 @@ class Point:
         if not np.array_equal(self.moved, self.labels):
             return 1.0
         eps_w = self.problem.eps_w
-        pull = 2 * self.fit.pull / self.w**3
+        pull = 2 * self.fit.ridge_energy / self.w**3
         slope = self.price + eps_w * (np.log(self.w) + 1)
         if np.count_nonzero(3 * pull < -eps_w) > 1:
             return 1.0
@@ -131,7 +131,7 @@ class Point:
         p = self.problem
         centres = boxes.centre(self.rows, p.weights, self.moved, self.centres)
         between = replace(self, labels=self.moved, centres=centres)
-        w = w_step(self.fit.pull, between.price, self.w, p.eps_w)
+        w = w_step(self.fit.ridge_energy, between.price, self.w, p.eps_w)
         for lowest in (p.threshold, 0.0):
             left = w > lowest
             after = between.restrict(left, w[left] / w[left].sum())

@@ -17,12 +17,12 @@ class Fit:
     """What each row would add to F in each box."""
     penalty: float
     """What F pays whatever the affiliations: the ridge."""
-    pull: Float[np.ndarray, " D"]
+    ridge_energy: Float[np.ndarray, " D"]
     """The a_d: the ridge is a_d / w_d^2 for fixed U."""
 
 
 @runtime_checkable
-class Task(Protocol):
+class BoxTask(Protocol):
     """A regression or a classification inside boxes."""
 
     def fit(

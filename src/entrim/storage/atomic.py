@@ -44,7 +44,7 @@ def sync_folder(place: Path) -> None:
 
 
 @contextmanager
-def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
+def exclusive_lock(lock: Path, *, wait: bool = True) -> Iterator[None]:
     """Wait until no other process holds the file `lock`; a killed one does not keep others out.
 
     Without `wait` a BlockingIOError says that one does. Where files cannot be locked (Windows, some
@@ -57,7 +57,7 @@ def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def together(lock: Path) -> Iterator[None]:
+def shared_lock(lock: Path) -> Iterator[None]:
     """Hold the file `lock` with others that do, and keep out who wants to be `alone` with it."""
     with lock.open("ab") as stream:
         if fcntl is not None:
@@ -65,10 +65,10 @@ def together(lock: Path) -> Iterator[None]:
         yield
 
 
-def _lock(stream: IO[bytes], how: int) -> None:
+def _lock(stream: IO[bytes], flags: int) -> None:
     assert fcntl is not None
     try:
-        fcntl.flock(stream, how)
+        fcntl.flock(stream, flags)
     except BlockingIOError:
         raise
     except OSError:  # a file system without locks

@@ -1,8 +1,8 @@
-"""The finished units of a run on disk: one that was interrupted goes on after them.
+"""The checkpoint store: finished units of an interrupted run, so that it continues after them.
 
-A unit is what one piece of work found: the choice in a group, its damage, the new weights of a
-layer. Each is a safetensors file of its own, replaced in one step, with a checksum and the run that
-it belongs to inside. What does not fit is not there: it is found again.
+A unit is the result of one piece of work: the selection in a group, its sensitivity, the new
+weights of a layer. Each is a safetensors file of its own, replaced in one step, with a checksum and
+the run that it belongs to. A unit that does not match is computed again.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from entrim.errors import CheckpointError, EntrimError, OtherRunError, SaveError
 from entrim.storage import atomic
 
+T = TypeVar("T")
 _HEAD = b"entrim checkpoint 1\n"
 _SEAL = 64
 """The hexadecimal digits of the checksum behind the head."""
@@ -67,7 +68,7 @@ def read_checkpoint(file: Path, identity: Mapping[str, str]) -> dict[str, Any] |
             f"the checkpoint {file} was cut short or changed: remove it to start again"
         )
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    refuse_other(f"the checkpoint {file}", found["identity"], identity)
+    check_identity(f"the checkpoint {file}", found["identity"], identity)
     return found["state"]
 
 
@@ -81,10 +82,10 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def refuse_other(what: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+def check_identity(what: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
     """Refuse `what` another run has written: the identities name the difference."""
-    names = [*wanted, *(name for name in found if name not in wanted)]
-    odd = [name for name in names if found.get(name) != wanted.get(name)]
+    names = [*expected, *(name for name in found if name not in expected)]
+    odd = [name for name in names if found.get(name) != expected.get(name)]
     if odd:
         raise OtherRunError(
             f"{what} belongs to another run ({', '.join(odd)} differ): go on as in that run, "
@@ -92,8 +93,6 @@ def refuse_other(what: str, found: Mapping[str, str], wanted: Mapping[str, str])
         )
 
 
-Once = Callable[[str, Callable[[], "Unit"]], "Unit"]
-"""`Journal.once`, or what stands in for it."""
 UNFINISHED = ".unfinished"
 """The name of the journal inside the folder that a run will be saved in."""
 _RUN = "run.json"
@@ -103,23 +102,8 @@ _ASIDE = "aside-"
 _OURS = re.compile(rf"{_UNIT.pattern}|\.entrim-[0-9a-f]{{32}}\.part|{_ASIDE}.+|{_RUN}|{_LOCK}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Unit:
-    """What one finished piece of work found."""
-
-    facts: Mapping[str, Any]
-    """Plain values, as JSON holds them."""
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    taken: bool = False
-    """Whether it was found before an interruption."""
-
-    def told(self, detail: str) -> str:
-        """Return the detail of a step, and where it was taken from."""
-        return f"{detail}, taken from the interrupted run" if self.taken else detail
-
-
 @dataclass(slots=True, kw_only=True)
-class Journal:
+class CheckpointStore:
     """The units of one run in a folder of their own; without a folder nothing is kept."""
 
     folder: Path | None = None
@@ -127,11 +111,13 @@ class Journal:
     """Whether the units of another run give way; else they are refused."""
     run: str = ""
     """What tells this run from others, known once the journal is open."""
-    about: str = ""
-    """What all units have in common that are asked for here."""
+    types: Mapping[str, type] = field(default_factory=dict)
+    """Dataclasses that units may contain, by name."""
+    restored: set[str] = field(default_factory=set)
+    """Keys of the units that were found on disk."""
 
     @contextmanager
-    def opened(self, identity: Mapping[str, str]) -> Iterator[int]:
+    def open(self, identity: Mapping[str, str]) -> Iterator[int]:
         """Keep the units of the run of that identity; yield how many of its units there are.
 
         A run that is refused leaves no journal behind, since it would be refused again.
@@ -141,7 +127,7 @@ class Journal:
             yield 0
             return
         with ExitStack() as stack:
-            stack.enter_context(_alone(self.folder))
+            stack.enter_context(_exclusive(self.folder))
             stack.callback(self._remove_empty)
             self._begin(self.folder, identity)
             try:
@@ -152,45 +138,43 @@ class Journal:
                 self.remove()
                 raise
 
-    def at(self, about: str) -> "Journal":
-        """Return the same journal for units that have `about` in common."""
-        return replace(self, about=f"{self.about}{about}, ")
-
-    def once(self, name: str, work: Callable[[], Unit]) -> Unit:
-        """Return the unit called `name`: as it is kept, else as `work` finds it."""
-        found = self.find(name)
+    def get_or_compute(self, key: str, compute: Callable[[], T]) -> T:
+        """Return the unit under `key` if it is on disk, else compute and keep it."""
+        found = self.get(key)
         if found is None:
-            found = work()
-            self.keep(name, found)
+            found = compute()
+            self.put(key, found)
         return found
 
-    def has(self, name: str) -> bool:
-        """Whether the unit called `name` is finished."""
-        return self.find(name) is not None
+    def has(self, key: str) -> bool:
+        """Whether there is a unit under `key`."""
+        return self.get(key) is not None
 
-    def find(self, name: str) -> Unit | None:
-        """Return the unit called `name`; None where it is missing, damaged, or of another run."""
+    def get(self, key: str) -> Any:
+        """Return the unit under `key`; None where it is missing, damaged, or of another run."""
         if self.folder is None:
             return None
         try:
-            with safe_open(self._file(name), "pt") as stored:
+            with safe_open(self._file(key), "pt") as stored:
                 head = stored.metadata()
-                tensors = {key: stored.get_tensor(key).clone() for key in stored.keys()}  # noqa: SIM118
-            if head["seal"] != self._seal(name, head["facts"], tensors):
+                tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
+            if head["seal"] != self._seal(key, head["values"], tensors):
                 return None
-            return Unit(json.loads(head["facts"]), tensors, taken=True)
+            unit = _decode(json.loads(head["values"]), tensors, self.types)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
+        self.restored.add(key)
+        return unit
 
-    def keep(self, name: str, unit: Unit) -> None:
-        """Put the unit on disk in one step."""
+    def put(self, key: str, unit: Any) -> None:
+        """Write a unit in one step: plain values, tensors, and dataclasses of `types`."""
         if self.folder is None:
             return
-        facts = json.dumps(dict(unit.facts))
-        tensors = {key: _plain(tensor) for key, tensor in sorted(unit.tensors.items())}
-        head = {"facts": facts, "seal": self._seal(name, facts, tensors)}
+        tensors: dict[str, Tensor] = {}
+        values = json.dumps(_encode(unit, tensors))
+        head = {"values": values, "seal": self._seal(key, values, tensors)}
         with _writing(self.folder):
-            atomic.write(self._file(name), safetensors.torch.save(tensors, head))
+            atomic.write(self._file(key), safetensors.torch.save(tensors, head))
 
     def set_aside(self, name: str, content: bytes) -> Path:
         """Write a file of the result ahead of its place, and return where it waits."""
@@ -220,7 +204,7 @@ class Journal:
         found = _identity(folder / _RUN)
         if found is not None and found != dict(identity):
             if not self.discard:
-                refuse_other(f"the journal {folder}", found, identity)
+                check_identity(f"the journal {folder}", found, identity)
             for entry in _entries(folder):
                 if entry.name != _LOCK:
                     entry.unlink()
@@ -235,16 +219,16 @@ class Journal:
         if not self._units():
             self.remove()
 
-    def _file(self, name: str) -> Path:
+    def _file(self, key: str) -> Path:
         assert self.folder is not None
-        digest = hashlib.sha256(f"{self.about}{name}".encode()).hexdigest()[:32]
+        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / f"{digest}.safetensors"
 
-    def _seal(self, name: str, facts: str, tensors: Mapping[str, Tensor]) -> str:
+    def _seal(self, key: str, values: str, tensors: Mapping[str, Tensor]) -> str:
         ordered = sorted(tensors)
-        said = json.dumps([self.run, self.about, name, facts, ordered])
-        values = fingerprint(tensors[key] for key in ordered)
-        return hashlib.sha256(f"{said}{values}".encode()).hexdigest()
+        content = json.dumps([self.run, key, values, ordered])
+        digest = fingerprint(tensors[name] for name in ordered)
+        return hashlib.sha256(f"{content}{digest}".encode()).hexdigest()
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -263,12 +247,46 @@ def _identity(file: Path) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a unit as JSON holds it; its tensors are added to `tensors`."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = _plain(value)
+        return {"tensor": name}
+    if is_dataclass(value) and not isinstance(value, type):
+        entries = {item.name: _encode(getattr(value, item.name), tensors) for item in fields(value)}
+        return {"type": type(value).__name__, "fields": entries}
+    if isinstance(value, Mapping):
+        return {"dict": {key: _encode(entry, tensors) for key, entry in value.items()}}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(entry, tensors) for entry in value]}
+    if isinstance(value, list):
+        return [_encode(entry, tensors) for entry in value]
+    return value
+
+
+def _decode(data: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) -> Any:
+    """Return the unit that `_encode` wrote."""
+    if isinstance(data, list):
+        return [_decode(entry, tensors, types) for entry in data]
+    if not isinstance(data, dict):
+        return data
+    if "tensor" in data:
+        return tensors[data["tensor"]]
+    if "tuple" in data:
+        return tuple(_decode(data["tuple"], tensors, types))
+    if "dict" in data:
+        return {key: _decode(entry, tensors, types) for key, entry in data["dict"].items()}
+    entries = data["fields"].items()
+    return types[data["type"]](**{key: _decode(e, tensors, types) for key, e in entries})
+
+
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder`; one that holds something else is refused untouched."""
     foreign = [e.name for e in _entries(folder) if not _OURS.fullmatch(e.name)]
     if foreign or (folder.exists() and not folder.is_dir()):
@@ -279,7 +297,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             with _writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(atomic.alone(folder / _LOCK, wait=False))
+                stack.enter_context(atomic.exclusive_lock(folder / _LOCK, wait=False))
         except BlockingIOError as error:
             raise CheckpointError(
                 f"another process is at work with the journal {folder}: wait for it, or choose "

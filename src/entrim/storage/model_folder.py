@@ -26,7 +26,13 @@ from entrim.records import Record
 from entrim.storage import atomic
 from entrim.storage.checkpoint import UNFINISHED
 from entrim.surgery.plan import Plan
-from entrim.surgery.structure import Form, Origin, kind_of, named, tensors_of
+from entrim.surgery.structure import (
+    ModelStructure,
+    SourceModel,
+    class_name_of,
+    name_tensors,
+    tensors_of,
+)
 
 FORMAT = 1
 MANIFEST = "entrim.json"
@@ -56,28 +62,32 @@ def save(
     ['.json', '.safetensors']
     """
     origin, place = _checked_origin(small, plan), Path(folder)
-    form = Form.of(small, origin.counts)
+    form = ModelStructure.of(small, origin.counts)
     weights = safetensors.torch.save(
         {
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in named(small)
+            for name, tensor in name_tensors(small)
             if name not in form.shared
         }
     )
     digest = hashlib.sha256(weights).hexdigest()
-    manifest = _sealed(
+    manifest = _seal(
         {
             "format": FORMAT,
             "entrim": version("entrim"),
             "plan": json.loads(Plan(origin.kept).to_json()),
-            "original": {"kind": origin.kind, "tensors": origin.tensors, "counts": origin.counts},
+            "original": {
+                "kind": origin.class_name,
+                "tensors": origin.tensors,
+                "counts": origin.counts,
+            },
             "small": asdict(form),
             "weights": {"sha256": digest, "bytes": len(weights)},
             **({"record": json.loads(record)} if record is not None else {}),
         }
     )
     try:
-        _refuse_foreign(place)
+        _check_foreign(place)
         if not place.is_dir():
             place.mkdir(parents=True, exist_ok=True)
             atomic.sync_folder(place.parent)
@@ -116,9 +126,9 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
     try:
         manifest, weights = _complete(place)
         plan = Plan.from_json(json.dumps(manifest["plan"]))
-        origin = Origin(**manifest["original"], kept=plan.kept)
-        _refuse_other(model, origin)
-        small = Form(**manifest["small"]).given_to(model, safetensors.torch.load(weights))
+        origin = SourceModel(**manifest["original"], kept=plan.kept)
+        _check_other(model, origin)
+        small = ModelStructure(**manifest["small"]).given_to(model, safetensors.torch.load(weights))
     except (KeyError, TypeError, AttributeError, PlanError, SafetensorError) as error:
         raise LoadError(f"{place} is not as entrim writes it ({error!r}): save again") from error
     origin.write_on(small)
@@ -140,33 +150,34 @@ def record_in(manifest: Mapping[str, Any], place: Path) -> Record:
     return Record.from_json(json.dumps(manifest["record"]))
 
 
-def _checked_origin(small: nn.Module, plan: Plan) -> Origin:
+def _checked_origin(small: nn.Module, plan: Plan) -> SourceModel:
     """Return where `small` comes from, if `plan` is the one that cut it."""
-    origin = Origin.of(small)
+    origin = SourceModel.of(small)
     if origin is None:
         raise SaveError(
-            f"this {kind_of(small)} was not cut by entrim: hand over what apply_plan() returned, "
-            "not a wrapper around it"
+            f"this {class_name_of(small)} was not pruned by entrim: pass what apply_plan() "
+            "returned, not a wrapper around it"
         )
     for name, units in origin.kept.items():
         if list(plan.kept.get(name, ())) != list(units):
             raise SaveError(f"{name} was not cut by this plan: hand over the one of apply_plan()")
-    odd = sorted({name for name, _ in named(small)} ^ set(origin.tensors))
+    odd = sorted({name for name, _ in name_tensors(small)} ^ set(origin.tensors))
     if odd:
         raise SaveError(
             f"{odd[0]} came or went after the cut, and load() could not place it in a new "
-            f"{origin.kind}: save before such changes"
+            f"{origin.class_name}: save before such changes"
         )
     return origin
 
 
-def _refuse_other(model: nn.Module, origin: Origin) -> None:
-    if kind_of(model) != origin.kind:
+def _check_other(model: nn.Module, origin: SourceModel) -> None:
+    if class_name_of(model) != origin.class_name:
         raise LoadError(
-            f"a {origin.kind} was saved, not a {kind_of(model)}: hand over the class that was cut"
+            f"a {origin.class_name} was saved, not a {class_name_of(model)}: pass the class that "
+            "was pruned"
         )
     found = tensors_of(model)
-    remedy = f"hand over the {origin.kind} that was cut, at its full width"
+    remedy = f"hand over the {origin.class_name} that was cut, at its full width"
     odd = sorted(found.keys() ^ origin.tensors.keys())
     if odd:
         who = "this network has" if odd[0] in found else "the saved network has"
@@ -219,12 +230,12 @@ def _manifest(place: Path) -> dict[str, Any]:
             f"{file} has format {manifest['format']}, this entrim reads up to {FORMAT}: update "
             "entrim"
         )
-    if _sealed(manifest) != manifest:
+    if _seal(manifest) != manifest:
         raise LoadError(f"{file} was changed, its checksum is another: copy it or save again")
     return manifest
 
 
-def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest with the checksum of all its other entries."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     text = json.dumps(content, sort_keys=True)
@@ -247,7 +258,7 @@ def is_free(place: Path) -> bool:
     return all(_OURS.fullmatch(name) or name == UNFINISHED for name in names)
 
 
-def _refuse_foreign(place: Path) -> None:
+def _check_foreign(place: Path) -> None:
     """Refuse a folder that holds things but no save."""
     if place.exists() and not place.is_dir():
         raise SaveError(f"{place} is not a folder: choose another name")
@@ -277,4 +288,4 @@ def alone(place: Path) -> AbstractContextManager[None]:
 
     Where files cannot be locked (Windows, some network file systems), one process must save alone.
     """
-    return atomic.alone(place / _LOCK)
+    return atomic.exclusive_lock(place / _LOCK)

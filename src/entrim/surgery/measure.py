@@ -12,7 +12,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from entrim.errors import BadSettingError
-from entrim.graph.eager import Example, call, copy_inputs, hooks_removed, own_randomness, samples
+from entrim.graph.eager import (
+    ExampleInputs,
+    call,
+    copy_inputs,
+    isolate_random_state,
+    remove_hooks,
+    samples,
+)
 
 _WARM_UP = 3
 _UNITS = ("B", "kB", "MB", "GB")
@@ -23,7 +30,7 @@ class Latency:
     """Seconds of one forward pass, and the circumstances without which they say nothing."""
 
     median: float
-    spread: float
+    deviation: float
     """The interquartile range: how far apart the middle half of the passes lies."""
     batch: int
     threads: int
@@ -32,7 +39,7 @@ class Latency:
     def __str__(self) -> str:
         threads = f"{self.threads} thread" + "s" * (self.threads != 1)
         return (
-            f"{1e3 * self.median:.3g} ms (spread {1e3 * self.spread:.2g} ms) for a batch of "
+            f"{1e3 * self.median:.3g} ms (spread {1e3 * self.deviation:.2g} ms) for a batch of "
             f"{self.batch} on {threads}, median of {self.repeats}"
         )
 
@@ -56,7 +63,7 @@ class Measurement:
 
 def measure(
     model: nn.Module,
-    example: Example,
+    example_inputs: ExampleInputs,
     *,
     batch: int | None = None,
     repeats: int = 20,
@@ -74,36 +81,36 @@ def measure(
     >>> cost.params, cost.macs, cost.bytes, cost.latency.batch
     (58, 48, 232, 3)
     """
-    batch = samples(example) if batch is None else batch
+    batch = samples(example_inputs) if batch is None else batch
     for name, value, least in (("batch", batch, 1), ("repeats", repeats, 2)):
         if value < least:
             raise BadSettingError(f"{name} is {value}: hand over at least {least}")
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
     with torch.no_grad(), _evaluating(model), _on_threads(threads) as running:
-        macs = round(_flops(model, example) / 2 / batch)
-        seconds = _seconds(model, example, repeats)
+        macs = round(_flops(model, example_inputs) / 2 / batch)
+        seconds = _seconds(model, example_inputs, repeats)
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return Measurement(
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=macs,
         bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         latency=Latency(
-            median=median, spread=high - low, batch=batch, threads=running, repeats=repeats
+            median=median, deviation=high - low, batch=batch, threads=running, repeats=repeats
         ),
     )
 
 
-def _flops(model: nn.Module, example: Example) -> int:
+def _flops(model: nn.Module, example_inputs: ExampleInputs) -> int:
     with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.filterwarnings("ignore", ".*global hooks")  # the counter's own, once compiled
-        call(model, example)
+        call(model, example_inputs)
     return counter.get_total_flops()
 
 
-def _seconds(model: nn.Module, example: Example, repeats: int) -> list[float]:
+def _seconds(model: nn.Module, example_inputs: ExampleInputs, repeats: int) -> list[float]:
     seconds = []
     for _ in range(_WARM_UP + repeats):
-        args, kwargs = copy_inputs(example)
+        args, kwargs = copy_inputs(example_inputs)
         _finish()
         begin = time.perf_counter()
         model(*args, **kwargs)
@@ -131,7 +138,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     try:
-        with own_randomness(), hooks_removed(model):
+        with isolate_random_state(), remove_hooks(model):
             model.eval()
             yield
     finally:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from entrim.errors import PlanError
-from entrim.graph.channel_graph import ChannelGraph, Site
+from entrim.graph.channel_graph import ChannelGraph, ConsumerLayer
 
 FORMAT = 1
 
@@ -43,7 +43,7 @@ class Plan:
             raise PlanError(f"min_channels is {min_channels}: every layer needs at least 1")
         for name, units in self.kept.items():
             _check_group(graph, name, units)
-        _check_floor(graph, self, min_channels)
+        _check_min_channels(graph, self, min_channels)
         for name, tensor in self.weights.items():
             _check_weight(graph, self, name, tensor)
 
@@ -62,7 +62,9 @@ class Plan:
 
 
 def place_intercept(
-    site: Site, intercept: Float[Tensor, " M"], running_mean: Float[Tensor, " M"] | None = None
+    site: ConsumerLayer,
+    intercept: Float[Tensor, " M"],
+    running_mean: Float[Tensor, " M"] | None = None,
 ) -> dict[str, Tensor]:
     """Return the entry of `Plan.weights` that gives the layer at `site` this intercept.
 
@@ -70,13 +72,13 @@ def place_intercept(
     `running_mean`, that BatchNorm's running mean in the smaller network: y + c - mean is
     y - (mean - c).
     """
-    if site.bias_home == "bias":
+    if site.intercept_target == "bias":
         return {f"{site.layer}.bias": intercept}
-    if site.bias_home is None:
+    if site.intercept_target is None:
         raise PlanError(
             f"{site.layer} has neither a bias nor a BatchNorm behind it: solve without an intercept"
         )
-    mean = site.bias_home.removeprefix("batchnorm:")
+    mean = site.intercept_target.removeprefix("batchnorm:")
     if running_mean is None:
         raise PlanError(f"the intercept of {site.layer} goes to {mean}: hand over its values")
     return {mean: running_mean - intercept.to(running_mean)}
@@ -105,13 +107,13 @@ def _check_group(graph: ChannelGraph, name: str, units: Sequence[int]) -> None:
         )
 
 
-def _check_floor(graph: ChannelGraph, plan: Plan, floor: int) -> None:
-    for tensor, dims in graph.stays(plan.kept).items():
+def _check_min_channels(graph: ChannelGraph, plan: Plan, min_channels: int) -> None:
+    for tensor, dims in graph.kept_indices(plan.kept).items():
         for dim, stay in dims.items():
-            if len(stay) < min(floor, graph.shapes[tensor][dim]):
+            if len(stay) < min(min_channels, graph.shapes[tensor][dim]):
                 raise PlanError(
                     f"{len(stay)} channels along dimension {dim} of {tensor} are below "
-                    f"min_channels={floor}: keep more in the groups that it belongs to"
+                    f"min_channels={min_channels}: keep more in the groups that it belongs to"
                     + (", or lower min_channels" if stay else "")
                 )
 

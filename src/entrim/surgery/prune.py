@@ -14,17 +14,17 @@ from torch.nn.modules.conv import _ConvNd
 from entrim.errors import PlanError, RolledBackWarning, SurgeryError
 from entrim.graph.channel_graph import ChannelGraph
 from entrim.graph.eager import (
-    Example,
+    ExampleInputs,
     copy_module,
     copy_without_hooks,
     neutral_context,
     unwrap,
 )
 from entrim.graph.grouping import channel_graph
-from entrim.graph.tracer import follow
+from entrim.graph.tracer import trace_ops
 from entrim.surgery.plan import Plan
-from entrim.surgery.structure import layout_of, origin_of_cut
-from entrim.surgery.verify import Bench, Proof, Window, demand_numbers, difference
+from entrim.surgery.structure import layout_of, source_of
+from entrim.surgery.verify import EquivalenceCheck, Probe, Proof, difference, require_numbers
 
 Dims = Mapping[int, Sequence[int]]
 """The positions that stay, for every dimension that shrinks."""
@@ -46,7 +46,7 @@ def put_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
     tensor[torch.meshgrid(*where, indexing="ij") if where else ...] = part.to(tensor)
 
 
-def zero_gone(tensor: Tensor, dim: int, dims: Dims) -> None:
+def zero_removed(tensor: Tensor, dim: int, dims: Dims) -> None:
     """Set the positions along `dim` that do not stay to zero."""
     stay = dims.get(dim, range(tensor.shape[dim]))
     gone = sorted(set(range(tensor.shape[dim])).difference(stay))
@@ -57,7 +57,7 @@ Kept = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cut:
+class PrunedModel:
     """A smaller network, the plan it really follows, and the proof that it is right."""
 
     model: nn.Module
@@ -72,7 +72,7 @@ class Cut:
 def apply_plan(
     model: nn.Module,
     plan: Plan,
-    example: Example,
+    example_inputs: ExampleInputs,
     *,
     min_channels: int = 1,
     tolerance: float | None = None,
@@ -86,19 +86,19 @@ def apply_plan(
     >>> entrim.apply_plan(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))[0]
     Linear(in_features=4, out_features=2, bias=True)
     """
-    return cut(model, plan, example, min_channels=min_channels, tolerance=tolerance).model
+    return prune(model, plan, example_inputs, min_channels=min_channels, tolerance=tolerance).model
 
 
 @neutral_context()
-def cut(
+def prune(
     model: nn.Module,
     plan: Plan,
-    example: Example,
+    example_inputs: ExampleInputs,
     *,
     graph: ChannelGraph | None = None,
     min_channels: int = 1,
     tolerance: float | None = None,
-) -> Cut:
+) -> PrunedModel:
     """Return the smaller network with its proof, both numbers at most `tolerance`.
 
     `graph` saves tracing again. Groups whose size is written into the network's own code are left
@@ -115,27 +115,27 @@ def cut(
         raise PlanError(f"this is a {type(plan).__name__}: hand over entrim.Plan({{group: kept}})")
     model = unwrap(model)
     if graph is None:
-        graph = channel_graph(follow(model, example))
+        graph = channel_graph(trace_ops(model, example_inputs))
     _check_graph(graph, model)
     plan.validate(graph, min_channels)
-    bench = Bench.of(model, example)
+    bench = EquivalenceCheck.of(model, example_inputs)
     limit = bench.tolerance if tolerance is None else tolerance
-    trial, stuck = attempt(model, graph, plan.kept, bench), ()
+    trial, stuck = trial_prune(model, graph, plan.kept, bench), ()
     beyond_rounding = max(limit, bench.tolerance)
     if trial.error > beyond_rounding:
-        stuck = stuck_groups(model, graph, plan.kept, bench, beyond_rounding)
+        stuck = incompatible_groups(model, graph, plan.kept, bench, beyond_rounding)
     if stuck:
         plan = _roll_back(plan, graph, stuck)
-        trial = attempt(model, graph, plan.kept, bench)
+        trial = trial_prune(model, graph, plan.kept, bench)
     final = trial.error
     if plan.weights and final <= limit:
         _put(trial.model, plan.weights)
-        wanted = bench.run(zero_padded(model, graph, plan), _windows(model, graph, plan.kept))
+        wanted = bench.run(zero_pad(model, graph, plan), _windows(model, graph, plan.kept))
         final = difference(bench.run(trial.model, _windows(model, graph)), wanted)
     proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
-    _demand(proof, trial.failure)
-    origin_of_cut(model, graph, plan.kept).write_on(trial.model)
-    return Cut(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
+    _check_proof(proof, trial.failure)
+    source_of(model, graph, plan.kept).write_on(trial.model)
+    return PrunedModel(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,19 +148,21 @@ class Attempt:
     """What the network said when it did not run at all."""
 
 
-def attempt(model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench) -> Attempt:
+def trial_prune(
+    model: nn.Module, graph: ChannelGraph, kept: Kept, bench: EquivalenceCheck
+) -> Attempt:
     """Return `model` cut to `kept`, compared with the original that does not read what goes."""
-    small = sliced(model, graph, kept)
-    wanted = bench.run(masked(model, graph, kept), _windows(model, graph, kept))
-    demand_numbers(wanted, model)
+    small = slice_model(model, graph, kept)
+    wanted = bench.run(mask_model(model, graph, kept), _windows(model, graph, kept))
+    require_numbers(wanted, model)
     try:
         return Attempt(small, difference(bench.run(small, _windows(model, graph)), wanted))
     except Exception as error:
         return Attempt(small, math.inf, f"{type(error).__name__}: {error}")
 
 
-def stuck_groups(
-    model: nn.Module, graph: ChannelGraph, kept: Kept, bench: Bench, limit: float
+def incompatible_groups(
+    model: nn.Module, graph: ChannelGraph, kept: Kept, bench: EquivalenceCheck, limit: float
 ) -> tuple[str, ...]:
     """Return the groups of `kept` that the network's own code cannot follow.
 
@@ -169,52 +171,52 @@ def stuck_groups(
     """
     follows: dict[str, Sequence[int]] = {}
     for name, units in kept.items():
-        if attempt(model, graph, {**follows, name: units}, bench).error <= limit:
+        if trial_prune(model, graph, {**follows, name: units}, bench).error <= limit:
             follows[name] = units
     return tuple(name for name in kept if name not in follows)
 
 
-def sliced(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
+def slice_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
     """Return a copy of `model` without the channels that go; its attributes tell the new sizes."""
     small = copy_module(model)
     for parameter in small.parameters():
         parameter.grad = None
     done: set[int] = set()
-    for name, dims in graph.stays(kept).items():
+    for name, dims in graph.kept_indices(kept).items():
         old = _find(small, name)
         if id(old) in done:
             continue
         new = part_of(old.detach(), dims)
         done.add(id(_replace(small, old, _in_format_of(old, new))))
-    for (module, attribute), fall in graph.drops(kept).items():
+    for (module, attribute), fall in graph.attribute_deltas(kept).items():
         owner = small.get_submodule(module)
         setattr(owner, attribute, getattr(owner, attribute) - fall)
     return small
 
 
-def masked(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
+def mask_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
     """Return a copy of `model` whose layers do not read the channels that go."""
-    full, stays = copy_without_hooks(model), graph.stays(kept)
+    full, stays = copy_without_hooks(model), graph.kept_indices(kept)
     with torch.no_grad():
-        for site in graph.sites:
-            zero_gone(_find(full, site.weight), site.dim, stays.get(site.weight, {}))
+        for site in graph.consumers:
+            zero_removed(_find(full, site.weight), site.dim, stays.get(site.weight, {}))
     return full
 
 
-def zero_padded(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
+def zero_pad(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
     """Return the original with `plan.weights` at the kept positions and zeros for what is gone."""
-    full, stays = masked(model, graph, plan.kept), graph.stays(plan.kept)
+    full, stays = mask_model(model, graph, plan.kept), graph.kept_indices(plan.kept)
     with torch.no_grad():
         for name, new in plan.weights.items():
             put_part(_find(full, name), stays.get(name, {}), new)
     return full
 
 
-def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) -> list[Window]:
+def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) -> list[Probe]:
     """Return a window on every layer that reads cut channels, at the outputs that `kept` keeps."""
-    modules, stays = dict(model.named_modules()), graph.stays(kept or {})
+    modules, stays = dict(model.named_modules()), graph.kept_indices(kept or {})
     windows = []
-    for site in graph.sites:
+    for site in graph.consumers:
         layer = modules.get(site.layer)
         if not isinstance(layer, nn.Linear | _ConvNd):
             continue
@@ -224,7 +226,7 @@ def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) ->
             size = graph.shapes[site.weight][1 - site.dim]
             copies = layer.groups if isinstance(layer, _ConvNd) and layer.transposed else 1
             positions = [copy * size + place for copy in range(copies) for place in stay]
-        windows.append(Window(site.layer, 1 - rank, positions))
+        windows.append(Probe(site.layer, 1 - rank, positions))
     return windows
 
 
@@ -252,7 +254,7 @@ def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
     return Plan(kept, plan.weights)
 
 
-def _demand(proof: Proof, failure: str) -> None:
+def _check_proof(proof: Proof, failure: str) -> None:
     if failure:
         raise SurgeryError(
             f"the smaller network does not run ({failure}): cut fewer groups at once, and report "

@@ -15,10 +15,10 @@ _NOTE = "_entrim_origin"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SourceModel:
     """The network that was cut: what another one must look like to stand in for it."""
 
-    kind: str
+    class_name: str
     """The qualified name of its class."""
     tensors: Mapping[str, str]
     """Its parameters and buffers, such as {"conv.weight": "float32[6, 1, 5, 5]"}."""
@@ -28,7 +28,7 @@ class Origin:
     """The plan of the last cut, without the groups that were rolled back."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Origin | None":
+    def of(cls, model: nn.Module) -> "SourceModel | None":
         """Return where `model` was cut from, None when entrim did not cut it."""
         note = vars(model).get(_NOTE)
         return None if note is None else cls(**json.loads(note))
@@ -41,28 +41,30 @@ class Origin:
         setattr(small, _NOTE, json.dumps(asdict(self)))
 
 
-def origin_of_cut(
+def source_of(
     model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]]
-) -> Origin:
+) -> SourceModel:
     """Return the origin of `model` cut to `kept`; of a network cut before, its first origin."""
-    first = Origin.of(model)
-    counts = {f"{module}.{name}".lstrip(".") for module, name in graph.drops(kept)}
+    first = SourceModel.of(model)
+    counts = {f"{module}.{name}".lstrip(".") for module, name in graph.attribute_deltas(kept)}
     if first is None:
-        return Origin(kind_of(model), tensors_of(model), sorted(counts), kept)
-    return Origin(first.kind, first.tensors, sorted(counts.union(first.counts)), kept)
+        return SourceModel(class_name_of(model), tensors_of(model), sorted(counts), kept)
+    return SourceModel(first.class_name, first.tensors, sorted(counts.union(first.counts)), kept)
 
 
-def kind_of(model: nn.Module) -> str:
+def class_name_of(model: nn.Module) -> str:
     """Return the qualified name of the class, without the module: scripts are called __main__."""
     return type(model).__qualname__
 
 
 def tensors_of(model: nn.Module) -> dict[str, str]:
     """Return {name: dtype and shape} of all parameters and buffers, shared ones by every name."""
-    return {name: f"{_plain(tensor.dtype)}{list(tensor.shape)}" for name, tensor in named(model)}
+    return {
+        name: f"{_plain(tensor.dtype)}{list(tensor.shape)}" for name, tensor in name_tensors(model)
+    }
 
 
-def named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def name_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters and buffers, also non-persistent ones, shared ones by every name."""
     yield from chain(
         model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
@@ -76,7 +78,7 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ModelStructure:
     """Everything about a network but its class and the values of its tensors."""
 
     shared: Mapping[str, str]
@@ -91,14 +93,14 @@ class Form:
     """The numbers on modules that followed the cut."""
 
     @classmethod
-    def of(cls, model: nn.Module, counts: Sequence[str]) -> "Form":
+    def of(cls, model: nn.Module, counts: Sequence[str]) -> "ModelStructure":
         """Return the form of `model`, with the values of the attributes that `counts` names."""
         first: dict[int, str] = {}
-        stands = {name: first.setdefault(id(tensor), name) for name, tensor in named(model)}
+        stands = {name: first.setdefault(id(tensor), name) for name, tensor in name_tensors(model)}
         return cls(
             shared={name: stand for name, stand in stands.items() if name != stand},
             fixed=[name for name, p in model.named_parameters() if not p.requires_grad],
-            channels_last=[name for name, tensor in named(model) if layout_of(tensor)],
+            channels_last=[name for name, tensor in name_tensors(model) if layout_of(tensor)],
             training=[name for name, module in model.named_modules() if module.training],
             counts={count: getattr(*_split(model, count)) for count in counts},
         )
@@ -106,7 +108,7 @@ class Form:
     def given_to(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of `model` in this form that holds `tensors`, on the devices of `model`."""
         small, ready = copy_module(model), {}
-        for name, old in list(named(small)):
+        for name, old in list(name_tensors(small)):
             stand = self.shared.get(name, name)
             if stand not in ready:
                 ready[stand] = self._like(old, stand, tensors[stand])

@@ -4,27 +4,27 @@ import torch
 from torch import nn
 
 from entrim.errors import NothingToCutError, TraceError
-from entrim.graph.channel_graph import ChannelGraph, Group, Positions
+from entrim.graph.channel_graph import ChannelGraph, Group, Indices
 from entrim.graph.eager import (
-    Example,
+    ExampleInputs,
     call,
     copy_module,
     copy_without_hooks,
     has_user_hooks,
+    isolate_random_state,
     neutral_context,
-    own_randomness,
     unwrap,
 )
 from entrim.graph.grouping import channel_graph
-from entrim.graph.tracer import follow
-from entrim.surgery.prune import attempt, stuck_groups
-from entrim.surgery.verify import Bench, difference, leaves
+from entrim.graph.tracer import trace_ops
+from entrim.surgery.prune import incompatible_groups, trial_prune
+from entrim.surgery.verify import EquivalenceCheck, difference, leaves
 
 WRITTEN = "its size is written into the network's code"
 
 
 @neutral_context()
-def trace(model: nn.Module, example: Example) -> ChannelGraph:
+def trace(model: nn.Module, example_inputs: ExampleInputs) -> ChannelGraph:
     """Return the channel graph of `model`, called with `example`: a tensor, a tuple or a dict.
 
     The network is followed as it computes in eval mode and is not touched. Then a third of every
@@ -46,26 +46,28 @@ def trace(model: nn.Module, example: Example) -> ChannelGraph:
     2       2         it is an output of the network
     """
     model = unwrap(model)
-    _check_hooks(model, example)
-    graph = channel_graph(follow(model, example))
-    bench = Bench.of(model, example)
+    _check_hooks(model, example_inputs)
+    graph = channel_graph(trace_ops(model, example_inputs))
+    bench = EquivalenceCheck.of(model, example_inputs)
     trial = {group.name: _two_thirds(group) for group in graph.groups}
-    if attempt(model, graph, trial, bench).error > bench.tolerance:
-        graph = graph.freezing(stuck_groups(model, graph, trial, bench, bench.tolerance), WRITTEN)
+    if trial_prune(model, graph, trial, bench).error > bench.tolerance:
+        graph = graph.freeze(
+            incompatible_groups(model, graph, trial, bench, bench.tolerance), WRITTEN
+        )
     if not graph.groups:
-        raise NothingToCutError(_why(model, graph))
+        raise NothingToCutError(_reason(model, graph))
     return graph
 
 
-def _check_hooks(model: nn.Module, example: Example) -> None:
+def _check_hooks(model: nn.Module, example_inputs: ExampleInputs) -> None:
     """Refuse hooks that change what the network computes: a traced graph would not hold them."""
     if not has_user_hooks(model):
         return
-    with torch.no_grad(), own_randomness():
+    with torch.no_grad(), isolate_random_state():
         outputs = []
         for copy in (copy_module(model), copy_without_hooks(model)):
             torch.manual_seed(0)
-            outputs.append(leaves(call(copy.eval(), example)))
+            outputs.append(leaves(call(copy.eval(), example_inputs)))
     if difference(*outputs) > 0:
         raise TraceError(
             "a forward hook changes what the network computes, and a hook cannot be traced: do the "
@@ -78,15 +80,15 @@ def _two_thirds(group: Group) -> list[int]:
 
     Half of the channels would not do: code that regroups a fixed number of them often runs on half.
     """
-    firsts = {_first(member.positions) for member in group.members}
+    firsts = {_first(member.indices) for member in group.members}
     return [unit for unit in range(group.channels) if unit % 3 != 1 or unit in firsts]
 
 
-def _first(positions: Positions) -> int:
-    return next(unit for unit, places in enumerate(positions) if places)
+def _first(indices: Indices) -> int:
+    return next(unit for unit, places in enumerate(indices) if places)
 
 
-def _why(model: nn.Module, graph: ChannelGraph) -> str:
+def _reason(model: nn.Module, graph: ChannelGraph) -> str:
     name = type(model).__name__
     if not graph.frozen:
         return f"{name} has no convolution or Linear: hand over a network that has channels"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from entrim.errors import SurgeryError
-from entrim.graph.eager import Example, copy_inputs, copy_without_hooks
+from entrim.graph.eager import ExampleInputs, copy_inputs, copy_without_hooks
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _IMAGES = 2
@@ -36,47 +36,49 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Probe:
     """Where to look into a network: the outputs of one layer at the channels that stay."""
 
     layer: str
     axis: int
     """Counted from the end."""
-    positions: Sequence[int] | None
+    indices: Sequence[int] | None
     """None for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class EquivalenceCheck:
     """A place to compare networks: the example, and the precision to compare in."""
 
-    example: Example
+    example_inputs: ExampleInputs
     dtype: torch.dtype
     double: bool
 
     @classmethod
-    def of(cls, model: nn.Module, example: Example) -> "Bench":
+    def of(cls, model: nn.Module, example_inputs: ExampleInputs) -> "EquivalenceCheck":
         """Return a bench in double precision where `model` runs in it, else in its own."""
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         own = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
-        bench = cls(example, torch.float64, double=True)
+        bench = cls(example_inputs, torch.float64, double=True)
         if not any(p.device.type == "mps" for p in model.parameters()):
             try:
                 if any(leaf.dtype == torch.float64 for leaf in bench.run(model, ())):
                     return bench
             except (RuntimeError, TypeError, ValueError):
                 pass
-        return cls(example, own, double=False)
+        return cls(example_inputs, own, double=False)
 
     @property
     def tolerance(self) -> float:
         """The relative error that rounding can explain."""
         return TOLERANCE.get(self.dtype, 1e-4)
 
-    def run(self, model: nn.Module, windows: Iterable[Window]) -> list[Tensor]:
+    def run(self, model: nn.Module, windows: Iterable[Probe]) -> list[Tensor]:
         """Return what a copy of `model` shows in eval mode: its outputs, then the windows."""
         still = copy_without_hooks(model).eval()
-        args, kwargs = copy_inputs(self.example, _copy_in_double if self.double else torch.clone)
+        args, kwargs = copy_inputs(
+            self.example_inputs, _copy_in_double if self.double else torch.clone
+        )
         if self.double:
             still = still.double()
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(still, windows) as seen:
@@ -85,7 +87,7 @@ class Bench:
 
 
 @contextmanager
-def _looking(model: nn.Module, windows: Iterable[Window]) -> Iterator[list[Tensor]]:
+def _looking(model: nn.Module, windows: Iterable[Probe]) -> Iterator[list[Tensor]]:
     """Collect what `windows` show while `model` runs; the hooks go even on error."""
     seen: list[Tensor] = []
     hooks = [
@@ -99,26 +101,26 @@ def _looking(model: nn.Module, windows: Iterable[Window]) -> Iterator[list[Tenso
             hook.remove()
 
 
-def _shower(window: Window, seen: list[Tensor]) -> Callable[..., None]:
+def _shower(window: Probe, seen: list[Tensor]) -> Callable[..., None]:
     def show(_: nn.Module, __: Any, output: Tensor) -> None:
         if output.dim() + window.axis > 0:
             output = output[:_IMAGES]
-        if window.positions is not None:
-            index = torch.tensor(window.positions, device=output.device)
+        if window.indices is not None:
+            index = torch.tensor(window.indices, device=output.device)
             output = output.index_select(window.axis, index)
         seen.append(output.clone())
 
     return show
 
 
-def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
+def difference(found: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference, relative to the largest wanted value of that output."""
-    if [leaf.shape for leaf in found] != [leaf.shape for leaf in wanted]:
+    if [leaf.shape for leaf in found] != [leaf.shape for leaf in expected]:
         return math.inf
-    return max((_relative(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+    return max((_relative(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
 
 
-def demand_numbers(outputs: list[Tensor], model: nn.Module) -> None:
+def require_numbers(outputs: list[Tensor], model: nn.Module) -> None:
     """Refuse outputs of `model` that prove nothing: none at all, or NaN."""
     if not outputs:
         raise SurgeryError(
@@ -135,12 +137,14 @@ def demand_numbers(outputs: list[Tensor], model: nn.Module) -> None:
         raise SurgeryError("the network puts out NaN on the example: hand over another example")
 
 
-def _relative(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = (_real(tensor).to(torch.float64) for tensor in (found, wanted))
-    apart = (found - wanted)[found != wanted].abs()
+def _relative(found: Tensor, expected: Tensor) -> float:
+    found, expected = (_real(tensor).to(torch.float64) for tensor in (found, expected))
+    apart = (found - expected)[found != expected].abs()
     if not apart.numel():
         return 0.0
-    scale = float(wanted[torch.isfinite(wanted)].abs().amax()) if wanted.isfinite().any() else 0.0
+    scale = (
+        float(expected[torch.isfinite(expected)].abs().amax()) if expected.isfinite().any() else 0.0
+    )
     worst = float(apart.nan_to_num(nan=math.inf).max())
     return worst / scale if scale else worst
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from entrim.graph.eager import Example
+from entrim.graph.eager import ExampleInputs
 
 
 class Net(nn.Module):
@@ -32,7 +32,7 @@ class Kind:
     groups: dict[str, int]
     frozen: dict[str, str] = field(default_factory=dict)
     """Layer -> a part of the reason why it is frozen."""
-    example: Callable[[], Example] = lambda: torch.randn(2, 3, 8, 8)
+    example: Callable[[], ExampleInputs] = lambda: torch.randn(2, 3, 8, 8)
 
 
 KINDS: dict[str, Kind] = {}

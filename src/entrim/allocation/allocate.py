@@ -1,0 +1,330 @@
+"""Allocate channels to groups: given sensitivity curves and costs, the greedy path of widths.
+
+The sensitivity of a group at a width is measured with the other groups intact, and sensitivities
+are taken to add up. Widths decrease step by step, always where the least divergence saves the most
+cost: with convex curves this is the best allocation for every budget on the path.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from entrim.allocation.costs import Costs
+from entrim.config import SIZES, Budget, Cost
+from entrim.errors import BudgetError
+
+BOTH = ("params", "macs")
+"""The costs that a path reduces once the budget holds."""
+KNEE = 10.0
+"""Trade-off weight: removing 1 % of the network may cost 0.1 % of the divergence of an
+uninformative network."""
+MAX_ERROR_POINTS = 8
+"""Further points that are evaluated where the first one misses `max_error`."""
+STEPS = 64
+"""Steps in which a group becomes narrower; the rest of a budget is filled by single channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityCurve:
+    """The sensitivity of the outputs to the width of one group, as a convex function."""
+
+    widths: tuple[int, ...]
+    """Rising, the full width last."""
+    values: tuple[int | float, ...]
+
+    @classmethod
+    def of(cls, measured: Mapping[int, int | float]) -> "SensitivityCurve":
+        """Return the largest convex function below the measured points."""
+        hull: list[tuple[int, float]] = []
+        for point in sorted(measured.items()):
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+                hull.pop()
+            hull.append(point)
+        widths, values = zip(*hull, strict=True)
+        return cls(widths, values)
+
+    def at(self, width: int) -> float:
+        """Return the sensitivity at `width`, linear between corners and below the first."""
+        pairs = list(zip(self.widths, self.values, strict=True))
+        for left, right in pairwise(pairs):
+            if width <= right[0]:
+                return right[1] + _slope(left, right) * (width - right[0])
+        return self.values[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationPoint:
+    """The widths of all groups, their costs and the predicted divergence of the outputs."""
+
+    widths: Mapping[str, int]
+    costs: Mapping[str, int | float]
+    divergence: int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationProblem:
+    """Widths to allocate: a sensitivity curve for each group, and the costs of all widths."""
+
+    costs: Costs
+    curves: Mapping[str, SensitivityCurve]
+    """Groups without one keep all channels."""
+    full_widths: Mapping[str, int]
+    min_widths: Mapping[str, int] = field(default_factory=dict)
+    """The minimum width of groups that need more than one channel."""
+    round_to: int = 1
+    extra_costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Costs of the user, by name."""
+
+    @cached_property
+    def full_costs(self) -> dict[str, int | float]:
+        """The costs of the original network."""
+        found = self.costs_at(self.full_widths)
+        return {name: round(value) if name in SIZES else value for name, value in found.items()}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the original network."""
+        return {kind: round(self.full_costs[kind]) for kind in SIZES}
+
+    def costs_at(self, widths: Mapping[str, int]) -> dict[str, int | float]:
+        """Return all costs of a network with these widths."""
+        extra = {name: float(cost(widths)) for name, cost in self.extra_costs.items()}
+        return {**self.costs.at(widths), **extra}
+
+    def min_width(self, name: str) -> int:
+        """Return the minimum width of a group."""
+        if name not in self.curves:
+            return self.full_widths[name]
+        lowest = -(-self.min_widths.get(name, 1) // self.round_to) * self.round_to
+        return min(lowest, self.full_widths[name])
+
+    def narrower(self, name: str, width: int) -> int:
+        """Return the next narrower width on a path."""
+        step = max(1, self.full_widths[name] // STEPS)
+        return max(self.min_width(name), (width - step) // self.round_to * self.round_to)
+
+    def wider(self, name: str, width: int) -> int:
+        """Return the next wider width, one channel or one multiple up."""
+        return min(self.full_widths[name], (width // self.round_to + 1) * self.round_to)
+
+    def check_feasible(self, limits: Mapping[str, int | float]) -> None:
+        """Refuse limits that even the narrowest network exceeds."""
+        lowest = self.costs_at({name: self.min_width(name) for name in self.full_widths})
+        for kind in exceeded(lowest, limits):
+            value = round(lowest[kind]) if kind in SIZES else lowest[kind]
+            raise BudgetError.size(SIZES.get(kind, kind), limits[kind], value)
+
+    def greedy_path(
+        self, limits: Mapping[str, int | float], then: Sequence[str] = ()
+    ) -> list[AllocationPoint]:
+        """Return the points from the original to the first that satisfies all `limits`.
+
+        With `then`, the path continues to the narrowest network, to reduce those kinds of cost.
+        """
+        self.check_feasible(limits)
+        points = [self._point(dict(self.full_widths))]
+        while kinds := (exceeded(points[-1].costs, limits) or list(then)):
+            name = self._cheapest(points[-1].widths, kinds)
+            if name is None:
+                break
+            widths = points[-1].widths
+            points.append(self._point({**widths, name: self.narrower(name, widths[name])}))
+        return points
+
+    def fill_slack(
+        self, point: AllocationPoint, limits: Mapping[str, int | float]
+    ) -> AllocationPoint:
+        """Return `point` with groups widened while all `limits` hold, the most sensitive first."""
+        widths = dict(point.widths)
+        open_ = {name for name in self.curves if widths[name] < self.full_widths[name]}
+        while open_:
+            relief = {
+                n: self._divergence(n, self.wider(n, widths[n]), widths[n]) for n in sorted(open_)
+            }
+            best = max(relief, key=lambda n: relief[n])
+            trial = {**widths, best: self.wider(best, widths[best])}
+            if exceeded(self.costs_at(trial), limits):
+                open_.remove(best)
+            else:
+                widths = trial
+                open_ -= {best} if trial[best] == self.full_widths[best] else set()
+        return self._point(widths)
+
+    def _point(self, widths: dict[str, int]) -> AllocationPoint:
+        divergence = sum((curve.at(widths[name]) for name, curve in self.curves.items()), 0.0)
+        return AllocationPoint(widths, self.costs_at(widths), divergence)
+
+    def _divergence(self, name: str, wide: int, narrow: int) -> float:
+        return self.curves[name].at(narrow) - self.curves[name].at(wide)
+
+    def _cheapest(self, widths: Mapping[str, int], kinds: Sequence[str]) -> str | None:
+        """Return the group whose next step adds the least divergence for what it saves."""
+        prices = {
+            name: self._price(name, widths, kinds)
+            for name in self.curves
+            if widths[name] > self.min_width(name)
+        }
+        return min(prices, key=lambda name: prices[name], default=None)
+
+    def _price(self, name: str, widths: Mapping[str, int], kinds: Sequence[str]) -> float:
+        narrow = self.narrower(name, widths[name])
+        now, then = self._costs_of(name, widths), self._costs_of(name, {**widths, name: narrow})
+        saved = sum(
+            (now[kind] - then[kind]) / (self.full_costs[kind] or 1)
+            if kind in self.extra_costs
+            else (now[kind] - then[kind]) / max(1, self.full_costs[kind])
+            for kind in kinds
+        )
+        return self._divergence(name, widths[name], narrow) / saved if saved > 0 else math.inf
+
+    def _costs_of(self, name: str, widths: Mapping[str, int]) -> dict[str, int | float]:
+        """Return the costs that depend on one group."""
+        extra = {key: float(cost(widths)) for key, cost in self.extra_costs.items()}
+        return {**self.costs.of_group(name, widths), **extra}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedPoint:
+    """The point of a path that is used, and why."""
+
+    path: Sequence[AllocationPoint]
+    """All points, from the original to the narrowest network."""
+    at: AllocationPoint
+    reason: str
+    seconds: float | None = None
+    """The latency measured there, where it is limited."""
+
+
+def select_point(
+    problem: AllocationProblem,
+    budget: Budget | None,
+    uninformative: float,
+    *,
+    latency_of: Callable[[AllocationPoint], float],
+    error_of: Callable[[AllocationPoint], float],
+) -> SelectedPoint:
+    """Return the first point within the budget, or the knee of the path without one.
+
+    Sizes and costs decide where the path may end; latency and error filter the points behind.
+    `uninformative` is the divergence of outputs that do not depend on the image.
+    """
+    if budget is None:
+        path = problem.greedy_path({}, then=BOTH)
+        at = knee(problem, path, uninformative)
+        return SelectedPoint(path=path, at=at, reason=f"at the knee: {_shares(problem, at)}")
+    limits = budget.limits(problem.sizes)
+    path = problem.greedy_path(limits, then=BOTH if budget.latency is None else ("macs",))
+    first = next(n for n, point in enumerate(path) if not exceeded(point.costs, limits))
+    at = problem.fill_slack(path[first], limits) if limits else path[0]
+    reasons = [f"at most {limit:,} {SIZES.get(kind, kind)}" for kind, limit in limits.items()]
+    seconds = None
+    if budget.latency is not None:
+        seconds = latency_of(at)
+        if seconds > budget.latency:
+            first, seconds = _first_fast(path, first, budget.latency, latency_of)
+            at = path[first]
+            reasons.append(f"{1e3 * seconds:.3g} ms of {1e3 * budget.latency:.3g}")
+    if budget.max_error is not None:
+        if limits or budget.latency is not None:
+            at, error = _first_accurate([at, *path[first + 1 :]], budget.max_error, error_of)
+        else:
+            at, error = _last_accurate(path, budget.max_error, error_of)
+        reasons.append(f"error {error:.3g} of {budget.max_error:.3g}")
+    return SelectedPoint(path=path, at=at, reason="; ".join(reasons), seconds=seconds)
+
+
+def knee(
+    problem: AllocationProblem, path: Sequence[AllocationPoint], uninformative: float
+) -> AllocationPoint:
+    """Return the point with the best trade-off between saved cost and divergence."""
+    full = problem.sizes
+    scale = KNEE / uninformative if uninformative > 0 else KNEE
+
+    def value(point: AllocationPoint) -> float:
+        saved = sum(1 - point.costs[kind] / max(1, full[kind]) for kind in BOTH) / len(BOTH)
+        return saved - scale * point.divergence
+
+    return max(path, key=value)
+
+
+def _first_fast(
+    path: Sequence[AllocationPoint],
+    first: int,
+    limit: float,
+    latency_of: Callable[[AllocationPoint], float],
+) -> tuple[int, float]:
+    """Return the first point from `first` on that is fast enough, by bisection, and its latency."""
+    last = latency_of(path[-1])
+    if last > limit:
+        raise BudgetError.latency(limit, last)
+    known = {len(path) - 1: last}
+
+    def holds(number: int) -> bool:
+        known[number] = latency_of(path[number])
+        return known[number] <= limit
+
+    found = _bisect(first, len(path) - 1, holds)
+    return found, known[found]
+
+
+def _first_accurate(
+    points: Sequence[AllocationPoint], limit: float, error_of: Callable[[AllocationPoint], float]
+) -> tuple[AllocationPoint, float]:
+    """Return the first of some points whose error is within `limit`.
+
+    The error need not increase along a path, so that a few later points are evaluated too.
+    """
+    rest = points[1:]
+    some = [points[0], *rest[:: max(1, -(-len(rest) // MAX_ERROR_POINTS))]]
+    lowest = math.inf
+    for point in some:
+        error = error_of(point)
+        if error <= limit:
+            return point, error
+        lowest = min(lowest, error)
+    raise BudgetError.contradiction(limit, lowest)
+
+
+def _last_accurate(
+    path: Sequence[AllocationPoint], limit: float, error_of: Callable[[AllocationPoint], float]
+) -> tuple[AllocationPoint, float]:
+    """Return the last point whose error is within `limit`, taken to increase along the path."""
+    known = {0: 0.0}
+
+    def fails(number: int) -> bool:
+        known[number] = error_of(path[number])
+        return known[number] > limit
+
+    found = _bisect(0, len(path), fails) - 1
+    return path[found], known[found]
+
+
+def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number from `low` on for which it holds, else `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _shares(problem: AllocationProblem, point: AllocationPoint) -> str:
+    parts = [f"{point.costs[k] / max(1, problem.sizes[k]):.0%} of the {SIZES[k]}" for k in BOTH]
+    return ", ".join(parts)
+
+
+def exceeded(costs: Mapping[str, int | float], limits: Mapping[str, int | float]) -> list[str]:
+    """Return the kinds of cost that are above their limit."""
+    return [
+        kind
+        for kind, limit in limits.items()
+        if (round(costs[kind]) if kind in SIZES else costs[kind]) > limit
+    ]
+
+
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])

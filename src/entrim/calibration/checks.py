@@ -1,0 +1,69 @@
+"""Checks whether the calibration images look like those of the training."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from entrim.calibration.collect import ChannelStats, Pass, batchnorm_of, in_double
+from entrim.calibration.executor import Execution
+from entrim.calibration.tensor_store import TensorStore
+from entrim.errors import BadImagesError
+
+MAX_SHIFT, MAX_RATIO = 1.0, 3.0
+"""Images differ from those of the training if a BatchNorm sees means this many of its own standard
+deviations off, or the first one variances this many times larger or smaller. CIFAR-10 in the wrong
+scale (0 to 1, 0 to 255, half the contrast) lies outside for ResNet-20 and VGG-16; eight correct
+images or a single class lie inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormShift:
+    """How far the images are from what one BatchNorm saw in training."""
+
+    layer: str
+    shift: float
+    """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
+    variance: float
+    """Median over channels of variance / running variance."""
+
+
+def check_images(task: Pass) -> str | None:
+    """Return a warning where the images differ from those of the training; refuse NaN."""
+    norms = batchnorm_shifts(task)
+    if any(math.isnan(norm.shift) for norm in norms):
+        raise BadImagesError("the network computes NaN on these images: scale them as in training")
+    shifted = [norm for norm in norms if norm.shift > MAX_SHIFT]
+    scaled = [norm for norm in norms[:1] if not 1 / MAX_RATIO <= norm.variance <= MAX_RATIO]
+    if not shifted and not scaled:
+        return None
+    worst = scaled[0] if scaled else max(shifted, key=lambda norm: norm.shift)
+    return (
+        f"the images are not like those of the training: {worst.layer} sees means "
+        f"{worst.shift:.1f} standard deviations off and variances {worst.variance:.2g} times the "
+        "usual: normalize the images as in the network's training"
+    )
+
+
+def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
+    """Return how the first batch differs from the running statistics of every BatchNorm."""
+    found = []
+    program = task.programs[0]
+    with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
+        stream = Execution([program], [task.batches[0]], dict(task.tensors), shelf)
+        for place, node in enumerate(program.nodes):
+            norm = batchnorm_of(program, node)
+            if norm is not None:
+                tally = ChannelStats()
+                tally.add(stream.value(norm.input, 0))
+                mean, variance = (in_double(task.tensors[name]) for name in (norm.mean, norm.var))
+                shift = (tally.mean - mean) / variance.clamp_min(1e-12).sqrt()
+                ratio = tally.variance / variance.clamp_min(1e-12)
+                found.append(
+                    BatchNormShift(
+                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
+                    )
+                )
+            stream.run(place)
+            stream.free(place)
+    return found

@@ -1,0 +1,439 @@
+"""Configuration values: what to prune to, and how. Each is checked when it is created."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from entrim.entropic.moments import MEMORY_LIMIT
+from entrim.entropic.solve import Solver, SolverSettings
+from entrim.errors import BadSettingError
+
+Patterns = str | Sequence[str]
+"""Names of groups or of layers that produce their channels; `*` and `?` are wildcards."""
+SIZES = {"params": "parameters", "macs": "MACs", "bytes": "bytes"}
+COUPLINGS = ("joint", "max")
+RIDGE = 1e-4
+BATCH_SIZE = 64
+ALTERNATIONS = 4000
+"""Ridge solves that the alternating solver may use."""
+
+
+@runtime_checkable
+class Cost(Protocol):
+    """The cost of a network as a function of its widths: energy, a look-up table, another device.
+
+    Called with the width of every group. It must not increase when a group becomes narrower.
+    """
+
+    def __call__(self, widths: Mapping[str, int], /) -> float:
+        """Return the cost of the network with these widths."""
+        ...
+
+
+@runtime_checkable
+class Sensitivity(Protocol):
+    """How far the outputs of a pruned network are from those of the original.
+
+    Values are per image, so that they add up over batches: 0 for equal outputs, larger is worse.
+    """
+
+    def __call__(self, outputs: Any, reference: Any, /) -> Tensor:
+        """Return one value per image, for the outputs of one batch.
+
+        Both arguments are one tensor, or a tuple where the network returns several.
+        """
+        ...
+
+
+if TYPE_CHECKING:
+    BatchToInputs = Callable[[Any], Tensor | Mapping[str, Any]]
+    Number = float
+else:  # other types are refused here, with a remedy
+    BatchToInputs = Number = object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Upper limits for the pruned network. Several at once must all hold.
+
+    Parameters
+    ----------
+    params, macs, bytes : float or int, optional
+        Parameters, multiply-accumulates per image, and bytes of all parameters and buffers. A
+        float is a fraction of the original, an integer is absolute.
+    latency : float, optional
+        Seconds of one pass over the example inputs on this machine, the median of several runs.
+    max_error : float, optional
+        ||y - y0||^2 / ||y0 - mean||^2 at the outputs, on calibration images. Alone, it makes the
+        network as small as it allows.
+    costs : dict, optional
+        Further costs, `{"energy": (cost, limit)}` with a `Cost` and its upper limit.
+    round_to : int, default 1
+        Widths are multiples of this.
+
+    Examples
+    --------
+    >>> import entrim
+    >>> entrim.Budget(params=0.3, macs=2_000_000).limits({"params": 1000, "macs": 5_000_000})
+    {'params': 300, 'macs': 2000000}
+    """
+
+    params: float | int | None = None
+    macs: float | int | None = None
+    bytes: float | int | None = None
+    latency: float | int | None = None
+    max_error: float | int | None = None
+    costs: Mapping[str, tuple[Cost, float]] = field(default_factory=dict)
+    round_to: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.sizes and not self.costs and self.latency is None and self.max_error is None:
+            raise BadSettingError(
+                "the budget is empty: pass params=, macs=, bytes=, latency=, max_error= or costs="
+            )
+        for name, value in self.sizes.items():
+            fraction = isinstance(value, float) and 0 < value <= 1
+            absolute = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not fraction and not absolute:
+                raise BadSettingError(
+                    f"{name} must be a fraction above 0.0 and at most 1.0, or a positive integer, "
+                    f"got {value!r}"
+                )
+        for name, unit in (("latency", "seconds"), ("max_error", "a share of the variance")):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+                raise BadSettingError(f"{name} must be positive ({unit}), got {value!r}")
+        for name, pair in self.costs.items():
+            good = isinstance(pair, Sequence) and len(pair) == 2 and callable(pair[0])
+            if name in SIZES or not good or not _is_number(pair[1]):
+                raise BadSettingError(
+                    f"costs[{name!r}] must be a pair (cost, limit) of a function of the widths and "
+                    f"a number, under a name other than {', '.join(SIZES)}; got {pair!r}"
+                )
+        _check_count("round_to", self.round_to)
+
+    @property
+    def sizes(self) -> dict[str, float | int]:
+        """The sizes that are limited, as they were given."""
+        given = {kind: getattr(self, kind) for kind in SIZES}
+        return {kind: value for kind, value in given.items() if value is not None}
+
+    def limits(self, full: Mapping[str, int]) -> dict[str, int | float]:
+        """Return all limits as absolute numbers, for an original of these sizes."""
+        sizes = {
+            kind: int(value * full[kind]) if isinstance(value, float) else value
+            for kind, value in self.sizes.items()
+        }
+        return sizes | {name: limit for name, (_, limit) in self.costs.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The number of channels that each group keeps.
+
+    Parameters
+    ----------
+    widths : float, int or dict
+        A fraction of the channels (float) or their number (int), for every group or by pattern;
+        where several patterns match a group, the first one counts. Groups that no pattern matches
+        keep all channels.
+    round_to : int, default 1
+        Widths are rounded up to multiples of this.
+
+    Examples
+    --------
+    >>> import entrim
+    >>> entrim.Widths(0.5) == entrim.Widths({"*": 0.5})
+    True
+    """
+
+    widths: float | int | Mapping[str, float | int]
+    round_to: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        widths = self.widths if isinstance(self.widths, Mapping) else {"*": self.widths}
+        for pattern, width in widths.items():
+            fraction = isinstance(width, float) and 0 < width <= 1
+            absolute = isinstance(width, int) and not isinstance(width, bool) and width >= 1
+            if not fraction and not absolute:
+                raise BadSettingError(
+                    f"the width of {pattern!r} must be a fraction above 0.0 and at most 1.0, or a "
+                    f"positive integer, got {width!r}"
+                )
+        if not widths:
+            raise BadSettingError('the widths are empty: pass a fraction, or {"*": 0.5}')
+        object.__setattr__(self, "widths", dict(widths))
+        _check_count("round_to", self.round_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropicPenalty:
+    """The entropy penalty of the paper: it decides which channels matter, and how many.
+
+    Parameters
+    ----------
+    eps_w : float, default -1e-4
+        Strength of the entropy term; more negative removes more channels.
+    eps_l2 : float, default 1e-4
+        Strength of the ridge term.
+    per_group : dict, optional
+        `{pattern: (eps_w, eps_l2)}` for some groups; where several patterns match, the first one
+        counts.
+    solver : {"mm", "alternating"}, default "mm"
+        The fast majorize-minimize method, or the alternation of the paper (slower, needs SciPy).
+    min_decrease : float, optional
+        Stop where a step decreases the objective by less than this.
+    coupling : {"joint", "max"}, default "joint"
+        Solve for all layers that consume a group at once, or for each alone and take the largest
+        importance.
+    single_consumer : bool, default False
+        Prune only channels that one layer produces and one layer consumes, as in the paper.
+    round_to : int, default 1
+        Widths are rounded up to multiples of this.
+    """
+
+    eps_w: Number = -1e-4
+    eps_l2: Number = 1e-4
+    per_group: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    solver: Solver = "mm"
+    min_decrease: Number | None = None
+    coupling: str = "joint"
+    single_consumer: bool = False
+    round_to: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.per_group, Mapping):
+            raise BadSettingError(
+                f"per_group must be a dict {{pattern: (eps_w, eps_l2)}}, got {self.per_group!r}"
+            )
+        for pattern, pair in self.per_group.items():
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise BadSettingError(
+                    f"per_group[{pattern!r}] must be (eps_w, eps_l2), got {pair!r}"
+                )
+            self.solver_settings(*pair)
+        self.solver_settings(self.eps_w, self.eps_l2)
+        _check_choice("coupling", self.coupling, COUPLINGS)
+        _check_count("round_to", self.round_to)
+
+    def solver_settings(self, eps_w: float, eps_l2: float) -> SolverSettings:
+        """Return the settings of a solve with these strengths."""
+        if not _is_number(eps_w) or not _is_number(eps_l2):
+            raise BadSettingError(
+                f"eps_w and eps_l2 must be numbers, got {eps_w!r} and {eps_l2!r}; for some groups "
+                "only, pass per_group={pattern: (eps_w, eps_l2)}"
+            )
+        more = {"max_solves": ALTERNATIONS} if self.solver == "alternating" else {}
+        return SolverSettings(
+            eps_w=eps_w,
+            eps_l2=eps_l2,
+            solver=self.solver,
+            min_decrease=0.0 if self.min_decrease is None else self.min_decrease,
+            **more,
+        )
+
+
+Target = Budget | Widths | EntropicPenalty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconstruction:
+    """How the weights of the kept channels are solved again.
+
+    Parameters
+    ----------
+    weights : {"least_squares", "solution"}, default "least_squares"
+        A least-squares fit on the kept channels, or the weights of the entropic solution itself.
+    order : {"sequential", "independent"}, optional
+        Fit the layers in order, each on the inputs that it will have in the pruned network
+        (default), or each on the original activations, which needs one pass less. Weights of the
+        entropic solution are always independent.
+    ridge : float, default 1e-4
+        Shrinks the fit toward the original weights, relative to the second moment of each column.
+        Increase it when there are few images.
+    residual_correction : bool, default True
+        Let a layer that is added to a skip connection compensate for the change on that path; in
+        sequential order only.
+    batchnorm : {"keep", "reestimate"}, default "keep"
+        Give every BatchNorm behind pruned layers the statistics of the calibration images. A
+        BatchNorm that is called several times keeps its own.
+    """
+
+    weights: str = "least_squares"
+    order: str | None = None
+    ridge: Number = RIDGE
+    residual_correction: bool = True
+    batchnorm: str = "keep"
+
+    def __post_init__(self) -> None:
+        _check_choice("weights", self.weights, ("least_squares", "solution"))
+        _check_choice("order", self.order, (None, "sequential", "independent"))
+        _check_choice("batchnorm", self.batchnorm, ("keep", "reestimate"))
+        if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
+            raise BadSettingError(f"ridge must be 0 or positive, got {self.ridge!r}")
+        if self.weights == "solution" and self.order == "sequential":
+            raise BadSettingError(
+                'order="sequential" fits the layers again: pass weights="least_squares", or leave '
+                "the order out"
+            )
+
+    @property
+    def refits(self) -> bool:
+        """Whether the weights are fitted again once the channels are selected."""
+        return self.weights == "least_squares"
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether layers are fitted in order."""
+        return self.refits and self.order != "independent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How the calibration images are read and used.
+
+    Parameters
+    ----------
+    batch_size : int, default 64
+        Images in one forward pass.
+    batch_to_inputs : callable, optional
+        Converts one batch of a custom data loader to the inputs of the network: a tensor, or a
+        dict of keyword arguments.
+    sensitivity : Sensitivity, optional
+        Replaces the measure of how much a cut changes the outputs. By default the KL divergence
+        for the logits of a classifier, otherwise the squared error relative to the variance.
+    n_positions : int, optional
+        Random output positions per image that enter the statistics; all of them by default. Saves
+        time for large images.
+    n_bootstrap : int, default 0
+        Repeat the selection on this many bootstrap samples of the images, and record how stable
+        the kept channels are.
+    memory_limit : int, default 4 GiB
+        Bytes that statistics or activations may take; activations beyond it wait on disk.
+    """
+
+    batch_size: int = BATCH_SIZE
+    batch_to_inputs: BatchToInputs | None = None
+    sensitivity: Sensitivity | None = None
+    n_positions: int | None = None
+    n_bootstrap: int = 0
+    memory_limit: int = MEMORY_LIMIT
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "memory_limit"):
+            _check_count(name, getattr(self, name))
+        if self.n_positions is not None:
+            _check_count("n_positions", self.n_positions)
+        if not isinstance(self.n_bootstrap, int) or self.n_bootstrap < 0:
+            raise BadSettingError(f"n_bootstrap must be 0 or positive, got {self.n_bootstrap!r}")
+        for name in ("batch_to_inputs", "sensitivity"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise BadSettingError(f"{name} must be a function, got a {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """How the pruned network is trained to reproduce the outputs of the original.
+
+    Parameters
+    ----------
+    epochs : int, default 10
+    learning_rate : float, default 1e-3
+        Decreases to 0 as a cosine.
+    batch_size : int, default 64
+    temperature : float, default 4.0
+        Divides the logits of both networks; larger values give unlikely classes more weight.
+    shift : float, default 1/16
+        Every image is shifted by up to this fraction of its height and width each time it is used.
+        With 0 the original runs once per image instead of once per image and epoch.
+    flip : bool, default False
+        Mirror half of the images. For photographs; not for digits, letters or traffic signs.
+    holdout : float, default 0.1
+        Fraction of the images on which the best epoch is selected.
+    patience : int, optional, default 5
+        Stop after this many epochs without a lower loss on the hold-out images; None never stops.
+    seed : int, default 0
+        Of the order, the shifts and the hold-out images.
+    """
+
+    epochs: int = 10
+    learning_rate: Number = 1e-3
+    batch_size: int = 64
+    temperature: Number = 4.0
+    shift: Number = 1 / 16
+    flip: bool = False
+    holdout: Number = 0.1
+    patience: int | None = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.temperature) or not 0 < self.temperature < math.inf:
+            raise BadSettingError(f"temperature must be positive, got {self.temperature!r}")
+        if not _is_number(self.holdout) or not 0 < self.holdout < 1:
+            raise BadSettingError(f"holdout must be a fraction such as 0.1, got {self.holdout!r}")
+
+
+def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> dict[str, Any]:
+    """Return the options of `sparsify` for the method as published.
+
+    Every layer is solved alone, its weights are those of the entropic solution, and only channels
+    with one producer and one consumer are pruned.
+
+    Parameters
+    ----------
+    eps_w, eps_l2 : float
+        Strengths of the entropy term and of the ridge term.
+    **penalty
+        Further parameters of `EntropicPenalty`, such as `solver="alternating"`.
+
+    Examples
+    --------
+    >>> import entrim
+    >>> sorted(entrim.paper_preset(-1e-3, 1e-3))
+    ['budget', 'reconstruction']
+    """
+    return {
+        "budget": EntropicPenalty(
+            eps_w=eps_w, eps_l2=eps_l2, **{"single_consumer": True, **penalty}
+        ),
+        "reconstruction": Reconstruction(weights="solution"),
+    }
+
+
+def to_plain(value: Any) -> Any:
+    """Return a configuration value as JSON holds it; functions by their name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        entries = {item.name: to_plain(getattr(value, item.name)) for item in fields(value)}
+        return {"type": type(value).__name__, **entries}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(entry) for key, entry in value.items()}
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [to_plain(entry) for entry in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def list_patterns(patterns: Patterns) -> list[str]:
+    """Return one or several patterns as a list."""
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadSettingError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _check_choice(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise BadSettingError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")

@@ -1,0 +1,142 @@
+"""What a selection works with: the statistics of a group, its target, and the channels it keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from entrim.entropic.moments import Moments
+from entrim.entropic.solution import JointSolution, Part
+from entrim.entropic.solve import SolverSettings
+from entrim.graph.channel_graph import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStatistics:
+    """The statistics that a selector may use for one group of channels.
+
+    Attributes
+    ----------
+    group : Group
+        The group: its name, the layers that produce its channels, their number.
+    moments : tuple of Moments
+        Second moments of the inputs and outputs of each layer that consumes the channels.
+    weights : tuple of Tensor
+        The weights of each of these layers on the channels, (outputs, channels * columns).
+    generator : torch.Generator
+        For random choices; seeded by the run and the group.
+    """
+
+    group: Group
+    moments: tuple[Moments, ...]
+    weights: tuple[Tensor, ...]
+    generator: torch.Generator
+
+    @property
+    def channels(self) -> int:
+        """The number of channels."""
+        return self.group.channels
+
+    @cached_property
+    def live_moments(self) -> list[Moments]:
+        """The moments of the consumers whose inputs are not all zero."""
+        return [m for m in self.moments if bool((m.gram_sum.diagonal()[1:] > 0).any())]
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """Selects the channels of a group to keep at a given width.
+
+    A selector whose choices are nested may also have a method `rank(statistics)` that returns all
+    channels in the order of removal; a budget then uses its choices directly.
+    """
+
+    def select(self, statistics: GroupStatistics, k: int) -> Sequence[int] | Tensor:
+        """Return the indices of `k` channels to keep."""
+        ...
+
+
+@runtime_checkable
+class RankingSelector(Selector, Protocol):
+    """A selector whose choices are nested."""
+
+    def rank(self, statistics: GroupStatistics) -> Sequence[int] | Tensor:
+        """Return all channels, the one to remove first at the front."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTarget:
+    """What is requested for one group: a width, or a penalty that decides on one."""
+
+    channels: int
+    selector: Selector
+    width: int | None = None
+    penalty: SolverSettings | None = None
+    coupling: str = "joint"
+    round_to: int = 1
+    needs_solution: bool = False
+    """Whether the weights of the entropic solution itself are used."""
+
+    def round_up(self, width: int) -> int:
+        """Return `width` as the next multiple of `round_to`, at most all channels."""
+        return min(self.channels, -(-width // self.round_to) * self.round_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChannelSelection:
+    """The channels of a group that are kept, and why."""
+
+    kept: tuple[int, ...]
+    reason: str
+    w: Tensor | None = None
+    loss: float | None = None
+    optimality_residual: float | None = None
+    trace: tuple[float, ...] = ()
+    ridge_solves: int = 0
+    parts: tuple[Part, ...] = ()
+    """The weights for each consumer, where those of the solution itself are used."""
+
+    @classmethod
+    def from_solution(
+        cls, found: JointSolution, reason: str, needs_solution: bool
+    ) -> "ChannelSelection":
+        """Return the channels that a solve kept, with its weights if they are needed."""
+        return cls(
+            kept=tuple(found.kept.tolist()),
+            reason=reason,
+            w=found.w,
+            loss=found.loss,
+            optimality_residual=found.optimality_residual,
+            trace=found.trace,
+            ridge_solves=found.ridge_solves,
+            parts=tuple(Part(p.kept, p.weight, p.bias) for p in found.parts if needs_solution),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRanking:
+    """Nested choices of one group: the last k of `order` are kept at width k."""
+
+    group: Group
+    order: tuple[int, ...]
+    min_width: int = 1
+    """Fewer channels would leave some tensor empty."""
+
+    @classmethod
+    def of(cls, group: Group, order: Sequence[int]) -> "ChannelRanking":
+        """Return the ranking that removes channels in `order`, but keeps one of each slice.
+
+        A tensor may contain only a part of the group, as behind a slice or a chunk.
+        """
+        slices = [{u for u, at in enumerate(m.indices) if at} for m in group.members]
+        last = {max(units, key=order.index) for units in slices if units}
+        others = [unit for unit in order if unit not in last]
+        return cls(group, (*others, *sorted(last, key=order.index)), len(last))
+
+    def kept(self, width: int) -> tuple[int, ...]:
+        """Return the channels that are kept at `width`."""
+        return tuple(sorted(self.order[len(self.order) - width :]))

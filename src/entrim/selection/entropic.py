@@ -1,0 +1,126 @@
+"""Selection by the entropic regression: at a penalty, or at a given width."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from entrim.entropic.solution import Solution
+from entrim.entropic.solve import SolverSettings, live_channels, solve_k, solve_with
+from entrim.errors import BadSettingError, DeadInputError
+from entrim.selection.base import ChannelSelection, GroupStatistics, GroupTarget
+from entrim.selection.baselines import select
+
+
+@dataclass(frozen=True, slots=True)
+class EntropicSelector:
+    """Keeps the channels of the entropic solution at a given width, then swaps while it helps.
+
+    Parameters
+    ----------
+    coupling : {"joint", "max"}, default "joint"
+        Solve for all consumers of a group at once, or for each alone and take the largest
+        importance.
+    """
+
+    coupling: str = "joint"
+
+    def select(self, statistics: GroupStatistics, k: int) -> Sequence[int]:
+        """Return the indices of at most `k` channels; dead channels do not fill up a width."""
+        target = GroupTarget(
+            channels=statistics.channels, selector=self, width=k, coupling=self.coupling
+        )
+        return _at_width(target, statistics, k).kept
+
+    def __str__(self) -> str:
+        return "entropic"
+
+
+def select_channels(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:
+    """Return the channels of one group to keep, for all its consumers together."""
+    try:
+        found = _select(target, statistics)
+        width = target.round_up(len(found.kept))
+        return found if width == len(found.kept) else _fill(target, found, statistics, width)
+    except DeadInputError:
+        kept = tuple(range(target.round_up(1)))
+        return ChannelSelection(kept=kept, reason="all its channels are zero on these images")
+
+
+def _select(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:
+    if target.width is None:
+        return _at_penalty(target, statistics)
+    width = target.round_up(target.width)
+    if width == target.channels:
+        return ChannelSelection(kept=tuple(range(width)), reason="all channels, as requested")
+    if isinstance(target.selector, EntropicSelector):
+        return _at_width(target, statistics, width)
+    kept = _check_kept(target, target.selector.select(statistics, width), width)
+    return ChannelSelection(kept=kept, reason=f"{target.selector}, at this width")
+
+
+def _at_penalty(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:
+    settings = target.penalty or SolverSettings()
+    live = statistics.live_moments
+    if target.coupling == "max" and len(live) > 1:
+        return _by_maximum([solve_with(m, settings) for m in live], target.channels)
+    found = solve_with(list(statistics.moments), settings)
+    return ChannelSelection.from_solution(found, str(found.status), target.needs_solution)
+
+
+def _at_width(target: GroupTarget, statistics: GroupStatistics, width: int) -> ChannelSelection:
+    moments, live = list(statistics.moments), statistics.live_moments
+    width = min(width, live_channels(moments))
+    if target.coupling == "max" and len(live) > 1:
+        parts = [solve_k(m, k=min(width, live_channels([m]))) for m in live]
+        return _by_maximum(parts, width)
+    if target.needs_solution:
+        found = solve_k(moments, k=width)
+        return ChannelSelection.from_solution(found, "the largest w, held at this width", True)
+    kept = select(moments, k=width, method="entropic", weight=list(statistics.weights))
+    return ChannelSelection(kept=tuple(kept.tolist()), reason="entropic, at this width")
+
+
+def _by_maximum(parts: Sequence[Solution], most: int) -> ChannelSelection:
+    """Return the channels that matter to any consumer, the `most` important ones of them."""
+    w = torch.stack([part.w for part in parts]).amax(0)
+    kept = w.topk(min(most, int((w > 0).sum()))).indices.sort().values
+    return ChannelSelection(
+        kept=tuple(kept.tolist()),
+        reason="the largest w of any consumer",
+        w=w,
+        ridge_solves=sum(part.ridge_solves for part in parts),
+    )
+
+
+def _fill(
+    target: GroupTarget, found: ChannelSelection, statistics: GroupStatistics, width: int
+) -> ChannelSelection:
+    """Return the selection with more channels, up to `width`: the next by w, then by index."""
+    moments = list(statistics.moments)
+    more: Int[Tensor, " k"] = torch.tensor([], dtype=torch.int64)
+    live = live_channels(moments)
+    if found.parts and live > len(found.kept):
+        found = _at_width(replace(target, width=width), statistics, width)
+    elif isinstance(target.selector, EntropicSelector) and live > len(found.kept):
+        more = solve_k(moments, k=min(width, live)).kept
+    candidates = [*found.kept, *more.tolist(), *range(target.channels)]
+    kept = tuple(sorted(list(dict.fromkeys(candidates))[:width]))
+    return replace(found, kept=kept, reason=f"{found.reason}; rounded up to {width}")
+
+
+def _check_kept(target: GroupTarget, kept: Sequence[int] | Tensor, width: int) -> tuple[int, ...]:
+    """Return what a selector returned in ascending order; refuse anything but distinct indices."""
+    found = sorted({int(channel) for channel in kept})
+    if len(found) != len(kept) or not 1 <= len(found) <= width:
+        raise BadSettingError(
+            f"{target.selector} returned {len(kept)} channels with {len(found)} distinct indices: "
+            f"return {width} distinct ones"
+        )
+    if found[0] < 0 or found[-1] >= target.channels:
+        raise BadSettingError(
+            f"{target.selector} returned a channel outside 0 to {target.channels - 1}"
+        )
+    return tuple(found)

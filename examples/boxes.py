@@ -1,6 +1,7 @@
-"""Draw the boxes that SPARTAn finds: two features of 300 decide, in three pieces, from 150 samples.
+"""Draw the boxes of SPARTAn: 150 samples of 300 features, two of which decide, in three pieces.
 
-Writes docs/boxes.svg, or the file named on the command line. No download, no plotting library.
+Writes docs/boxes.svg, or the file named on the command line. Needs the extra `spartan`, but no data
+and no plotting library.
 """
 
 import sys
@@ -12,29 +13,29 @@ import numpy as np
 from entrim.spartan.regressor import SPARTAnRegressor
 
 ROWS, FEATURES, TRUE = 150, 300, (70, 220)
-CENTRES = np.array([[-1.3, -0.9], [1.4, -0.7], [0.1, 1.3]])
+CENTERS = np.array([[-1.3, -0.9], [1.4, -0.7], [0.1, 1.3]])
 SLOPES = np.array([[2.0, 0.0], [-1.0, 1.5], [0.0, -2.0]])
 OFFSETS = np.array([1.0, 0.0, 1.5])
 TINTS, SIDE, SPAN = ("#dbe9f6", "#fde6cf", "#dff0d8"), 300, 3.0
 
 
 def problem(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and targets: a linear map in each of three pieces of a plane, and some noise."""
+    """Return rows and targets: a linear map in each of three pieces of a plane, and noise."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(ROWS, FEATURES))
     plane = x[:, TRUE]
-    piece = np.square(plane[:, None] - CENTRES).sum(-1).argmin(1)
+    piece = np.square(plane[:, None] - CENTERS).sum(-1).argmin(1)
     y = OFFSETS[piece] + (plane * SLOPES[piece]).sum(1)
     return x, y + 0.1 * random.normal(size=ROWS)
 
 
 def at(point: np.ndarray) -> tuple[float, float]:
-    """Return the place of a point of the plane in the left panel."""
+    """Return the position of a point of the plane in the left panel."""
     return SIDE * (point[0] / SPAN + 1) / 2, SIDE * (1 - point[1] / SPAN) / 2
 
 
 def regions(model: SPARTAnRegressor, cells: int = 120) -> list[str]:
-    """Return the boxes as runs of cells: each cell belongs to the nearest centre, as a row does."""
+    """Return the boxes as runs of cells: each cell belongs to the nearest center."""
     ticks = (np.arange(cells) + 0.5) / cells * 2 * SPAN - SPAN
     grid = np.zeros((cells * cells, FEATURES))
     grid[:, TRUE[0]], grid[:, TRUE[1]] = np.tile(ticks, cells), np.repeat(ticks[::-1], cells)
@@ -56,22 +57,22 @@ def dots(x: np.ndarray, y: np.ndarray) -> list[str]:
     for row, target in zip(x[:, TRUE], y, strict=True):
         if np.abs(row).max() < SPAN:
             share = (target - low) / (high - low)
-            colour = "#" + "".join(
+            color = "#" + "".join(
                 f"{int(a + share * (b - a)):02x}" for a, b in ((40, 255), (20, 220), (90, 60))
             )
             across, down = at(row)
             marks.append(
-                f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}" '
+                f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{color}" '
                 'stroke="#444" stroke-width="0.5"/>'
             )
     return marks
 
 
 def arrows(model: SPARTAnRegressor) -> list[str]:
-    """Return each box's centre, and the direction in which its regression rises."""
+    """Return the center of each box, and the direction in which its regression increases."""
     marks = []
-    for centre, slope in zip(model.centers_[:, TRUE], model.coef_[:, TRUE], strict=True):
-        (a, b), (c, d) = at(centre), at(centre + 0.35 * slope)
+    for center, slope in zip(model.centers_[:, TRUE], model.coef_[:, TRUE], strict=True):
+        (a, b), (c, d) = at(center), at(center + 0.35 * slope)
         marks.append(
             f'<line x1="{a:.1f}" y1="{b:.1f}" x2="{c:.1f}" y2="{d:.1f}" stroke="#b00020" '
             'stroke-width="3" marker-end="url(#tip)"/>'
@@ -82,7 +83,7 @@ def arrows(model: SPARTAnRegressor) -> list[str]:
 
 
 def bars(w: np.ndarray) -> list[str]:
-    """Return the importances, one bar a feature, those of the features that stay named."""
+    """Return the importances, one bar per feature; kept features are labeled."""
     marks = []
     for d, value in enumerate(w):
         across, up = SIDE * (d + 0.5) / len(w), (SIDE - 30) * value
@@ -132,7 +133,7 @@ def picture(model: SPARTAnRegressor, x: np.ndarray, y: np.ndarray) -> str:
 
 
 def main() -> None:
-    """Fit, say what was found, draw."""
+    """Fit, print the selected features, and draw."""
     default = Path(__file__).parent.parent / "docs" / "boxes.svg"
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     x, y = problem(0)

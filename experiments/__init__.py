@@ -1,4 +1,4 @@
-"""What entrim is measured with: datasets, networks, the paper's tables run again, benchmarks.
+"""Experiments with entrim: datasets, networks, the tables of the paper, benchmarks.
 
 Not part of the package; run from a checkout as `python -m experiments`.
 """

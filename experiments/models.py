@@ -1,7 +1,7 @@
-"""The networks of the experiments, with random, given and trained weights.
+"""The networks of the experiments, with random, pre-trained and trained weights.
 
-Architectures are exact to the tables of the papers that they come from. Given weights are files too
-large to come along: `weights/<name>.safetensors` in the folder that `ENTRIM_ASSETS` names.
+Architectures are those of the tables in their papers. Pre-trained weights are too large for the
+repository: `weights/<name>.safetensors` in the folder that `ENTRIM_ASSETS` names.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from experiments.work import Work
 _KERAS_EPS = 1e-3
 _VGG_WIDTHS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 """Of the convolutions; 0 is a max pooling."""
-QUICK_LESSON, QUICK_TEST = 2000, 1000
-"""Images to learn from and to test with in a quick run."""
-QUICK_TRAINING = 6
-"""Epochs of the network itself in a quick run, at most."""
-_LENET_LESSON, _WATCHED = 50_000, 1000
+QUICK_TRAIN_IMAGES, QUICK_TEST_IMAGES = 2000, 1000
+"""Images of a quick run."""
+QUICK_TRAINING_EPOCHS = 6
+"""Epochs of training the network itself in a quick run."""
+_LENET_TRAIN_IMAGES, _VAL_IMAGES = 50_000, 1000
 
 
 class LeNet(nn.Module):
@@ -86,7 +86,7 @@ class PaddedShortcut(nn.Module):
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, half, half))
 
 
-def projected(before: int, width: int, stride: int, eps: float = 1e-5) -> nn.Module:
+def projection_shortcut(before: int, width: int, stride: int, eps: float = 1e-5) -> nn.Module:
     """Return a shortcut by a 1 x 1 convolution where the shape changes."""
     if stride == 1 and before == width:
         return nn.Sequential()
@@ -94,7 +94,7 @@ def projected(before: int, width: int, stride: int, eps: float = 1e-5) -> nn.Mod
     return nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), norm)
 
 
-def padded(before: int, width: int, stride: int) -> nn.Module:
+def padding_shortcut(before: int, width: int, stride: int) -> nn.Module:
     """Return a shortcut without parameters."""
     return nn.Sequential() if stride == 1 else PaddedShortcut(width - before)
 
@@ -111,7 +111,7 @@ class BasicBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of both ways, rectified."""
+        """Return the rectified sum of both paths."""
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         return F.relu(out + self.shortcut(x))
 
@@ -151,21 +151,21 @@ class ResNet18(CifarResNet):
     """11,173,962 parameters: two blocks a stage, shortcuts by 1 x 1 convolutions."""
 
     def __init__(self) -> None:
-        super().__init__((64, 128, 256, 512), 2, projected)
+        super().__init__((64, 128, 256, 512), 2, projection_shortcut)
 
 
 class ResNet20(CifarResNet):
     """269,722 parameters: three blocks a stage, shortcuts padded with zeros."""
 
     def __init__(self) -> None:
-        super().__init__((16, 32, 64), 3, padded)
+        super().__init__((16, 32, 64), 3, padding_shortcut)
 
 
 class ResNet56(CifarResNet):
     """853,018 parameters: nine blocks a stage, shortcuts padded with zeros."""
 
     def __init__(self) -> None:
-        super().__init__((16, 32, 64), 9, padded)
+        super().__init__((16, 32, 64), 9, padding_shortcut)
 
 
 class Bottleneck(nn.Module):
@@ -179,10 +179,10 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width, _KERAS_EPS)
         self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(4 * width, _KERAS_EPS)
-        self.downsample = projected(before, 4 * width, stride, _KERAS_EPS)
+        self.downsample = projection_shortcut(before, 4 * width, stride, _KERAS_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of both ways, rectified."""
+        """Return the rectified sum of both paths."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(out)))))
         return F.relu(out + self.downsample(x))
@@ -234,7 +234,7 @@ class Entry:
     def model(self) -> nn.Module:
         """Return the network in eval mode; random weights, statistics and biases from seed 0.
 
-        BatchNorm is not left as new: its zeros and ones would hide a wrong cut.
+        BatchNorm is not left as new: its zeros and ones would hide errors.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -263,7 +263,7 @@ ZOO = {
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """A trained network: what it is, how it wants its images, and what it is known to reach."""
+    """A network with pre-trained weights: its normalization and its known accuracy."""
 
     build: Callable[[], nn.Module]
     file: str
@@ -288,12 +288,12 @@ PRETRAINED = {
 }
 
 
-def pretrained(name: str) -> nn.Module:
+def load_pretrained(name: str) -> nn.Module:
     """Return the trained network called `name` in eval mode and float32.
 
     `PRETRAINED` lists the names, each with the normalization that its images need.
 
-    >>> pretrained("cifar10_resnet18")
+    >>> load_pretrained("cifar10_resnet18")
     Traceback (most recent call last):
     ...
     entrim.errors.BadSettingError: no pre-trained 'cifar10_resnet18': use one of cifar10_resnet20, \
@@ -316,143 +316,147 @@ cifar10_resnet56, cifar10_vgg16, imagenet_resnet50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Subject:
-    """A trained network, unlabelled images to cut it with, and labelled ones to teach and test."""
+class TrainedModel:
+    """A trained network with its data: for pruning without labels, for training and testing."""
 
     network: str
     """Its name in the zoo and in the published tables."""
     seed: int
     model: nn.Module
-    how: Normalization
-    lesson: Dataset
-    watched: Dataset
-    """Looked at after every epoch; nothing is chosen by it."""
-    test: Dataset
+    normalization: Normalization
+    train_set: Dataset
+    val_set: Dataset
+    """Evaluated after every epoch; nothing is selected by it."""
+    test_set: Dataset
     augment: Augmentation
     training: Callable[[int, int], TrainingConfig]
-    """By epochs and seed."""
+    """The configuration for these epochs and this seed."""
     fine_tuning: Callable[[int, int], TrainingConfig]
     origin: str
-    """The sentence that says where the trained network comes from."""
+    """Where the weights come from, in words."""
 
     def images(self, count: int) -> Tensor:
         """Return unlabelled training images, normalized, drawn by the seed."""
-        if not 1 <= count <= len(self.lesson):
-            raise BadSettingError(f"{count} images of {len(self.lesson):,}: ask for some of them")
+        if not 1 <= count <= len(self.train_set):
+            raise BadSettingError(
+                f"{count} images of {len(self.train_set):,}: ask for some of them"
+            )
         generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randperm(len(self.lesson), generator=generator)[:count]
-        return self.how(self.lesson.images[drawn])
+        drawn = torch.randperm(len(self.train_set), generator=generator)[:count]
+        return self.normalization(self.train_set.images[drawn])
 
     def task(self, side: int | None = None) -> TrainingTask:
-        """Return what the network is taught, with images shrunk to `side` pixels."""
-        return training.classification(self.lesson, self.watched, self.how, self.augment, side)
+        """Return the training task of the network, with images shrunk to `side` pixels."""
+        return training.classification_task(
+            self.train_set, self.val_set, self.normalization, self.augment, side
+        )
 
     def accuracy(self, model: nn.Module) -> float:
-        """Return the percentage of the test images that `model` names right."""
-        return training.percent_right(model.eval(), self.test, self.how)
+        """Return the percentage of test images that `model` classifies correctly."""
+        return training.accuracy(model.eval(), self.test_set, self.normalization)
 
 
-def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
-    """Return LeNet on MNIST, trained by the paper's recipe on 50,000 images."""
-    data, test = (load_mnist(part, _fetching(work)) for part in ("train", "test"))
-    lesson, watched = data[:_LENET_LESSON], data[_LENET_LESSON:]
+def lenet(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
+    """Return LeNet on MNIST, trained as in the paper on 50,000 images."""
+    data, test_set = (load_mnist(part, _fetch_reporter(work)) for part in ("train", "test"))
+    train_set, val_set = data[:_LENET_TRAIN_IMAGES], data[_LENET_TRAIN_IMAGES:]
     if quick:
-        lesson, watched, test = lesson[:QUICK_LESSON], watched[:QUICK_TEST], test[:QUICK_TEST]
-    how, augment = normalization.MNIST, training.STILL
-    recipe = training.lenet_training(QUICK_TRAINING if quick else 20, seed)
+        train_set, val_set = train_set[:QUICK_TRAIN_IMAGES], val_set[:QUICK_TEST_IMAGES]
+        test_set = test_set[:QUICK_TEST_IMAGES]
+    config = training.lenet_training(QUICK_TRAINING_EPOCHS if quick else 20, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LeNet()
-    task = training.classification(lesson, watched, how, augment)
-    model = work.trained(f"LeNet seed {seed} training", model, task, recipe)
-    return Subject(
+    task = training.classification_task(train_set, val_set, normalization.MNIST)
+    model = work.train(f"LeNet seed {seed} training", model, task, config)
+    return TrainedModel(
         network="LeNet",
         seed=seed,
         model=model.eval(),
-        how=how,
-        lesson=lesson,
-        watched=watched,
-        test=test,
-        augment=augment,
+        normalization=normalization.MNIST,
+        train_set=train_set,
+        val_set=val_set,
+        test_set=test_set,
+        augment=training.NO_AUGMENTATION,
         training=training.lenet_training,
         fine_tuning=training.lenet_fine_tuning,
-        origin=f"trained for {recipe.epochs} epochs on {len(lesson):,} images",
+        origin=f"trained for {config.epochs} epochs on {len(train_set):,} images",
     )
 
 
-def vgg16(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+def vgg16(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
     """Return VGG-16 on CIFAR-10 with the weights `cifar10_vgg16` of the assets."""
-    return _given(work, "VGG-16", "cifar10_vgg16", seed, quick)
+    return _pretrained_cifar(work, "VGG-16", "cifar10_vgg16", seed, quick)
 
 
-def resnet20(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+def resnet20(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
     """Return ResNet-20 on CIFAR-10 with the weights `cifar10_resnet20` of the assets."""
-    return _given(work, "ResNet-20", "cifar10_resnet20", seed, quick)
+    return _pretrained_cifar(work, "ResNet-20", "cifar10_resnet20", seed, quick)
 
 
-def resnet56(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
+def resnet56(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
     """Return ResNet-56 on CIFAR-10 with the weights `cifar10_resnet56` of the assets."""
-    return _given(work, "ResNet-56", "cifar10_resnet56", seed, quick)
+    return _pretrained_cifar(work, "ResNet-56", "cifar10_resnet56", seed, quick)
 
 
-def _given(work: Work, network: str, name: str, seed: int, quick: bool) -> Subject:
-    how = PRETRAINED[name].normalization
-    return _cifar(work, network, pretrained(name), how, f"the pre-trained {name}", seed, quick)
+def _pretrained_cifar(work: Work, network: str, name: str, seed: int, quick: bool) -> TrainedModel:
+    model, known = load_pretrained(name), PRETRAINED[name].normalization
+    return _cifar(work, network, model, known, f"the pre-trained {name}", seed, quick)
 
 
-RESNET18_EPOCHS = sum(recipe.epochs for _, recipe in training.cifar_growing())
-"""The paper trains 200; these are what hours without a GPU hold. The drop is what counts."""
+RESNET18_EPOCHS = sum(config.epochs for _, config in training.cifar_growing())
+"""The paper trains for 200; these take hours without a GPU. The drop is what counts."""
 
 
-def resnet18(work: Work, seed: int = 0, *, quick: bool = False) -> Subject:
-    """Return ResNet18 on CIFAR-10, trained for a few epochs on images that grow."""
+def resnet18(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
+    """Return ResNet18 on CIFAR-10, trained for a few epochs on growing images."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = ResNet18()
     start = _cifar(work, "ResNet18", model, normalization.CIFAR10, "", seed, quick)
     stages = training.cifar_growing(seed)
-    for side, recipe in stages:
+    for side, config in stages:
         name = f"ResNet18 seed {seed} training at {side} pixels"
-        model = work.trained(name, model, start.task(side), recipe)
-    told = ", ".join(f"{recipe.epochs} at {side} pixels" for side, recipe in stages)
-    origin = f"trained for {RESNET18_EPOCHS} epochs on {len(start.lesson):,} images ({told})"
-    return _cifar(work, "ResNet18", model, start.how, origin, seed, quick)
+        model = work.train(name, model, start.task(side), config)
+    parts = ", ".join(f"{config.epochs} at {side} pixels" for side, config in stages)
+    origin = f"trained for {RESNET18_EPOCHS} epochs on {len(start.train_set):,} images ({parts})"
+    return _cifar(work, "ResNet18", model, start.normalization, origin, seed, quick)
 
 
 def _cifar(
     work: Work,
     network: str,
     model: nn.Module,
-    how: Normalization,
+    normalization: Normalization,
     origin: str,
     seed: int,
     quick: bool,
-) -> Subject:
-    lesson, test = (load_cifar10(part, _fetching(work)) for part in ("train", "test"))
+) -> TrainedModel:
+    train_set, test_set = (load_cifar10(part, _fetch_reporter(work)) for part in ("train", "test"))
     if quick:
-        lesson, test = lesson[:QUICK_LESSON], test[:QUICK_TEST]
-    return Subject(
+        train_set, test_set = train_set[:QUICK_TRAIN_IMAGES], test_set[:QUICK_TEST_IMAGES]
+    return TrainedModel(
         network=network,
         seed=seed,
         model=model.eval(),
-        how=how,
-        lesson=lesson,
-        watched=test[:_WATCHED],
-        test=test,
-        augment=training.SHIFTED_AND_FLIPPED,
+        normalization=normalization,
+        train_set=train_set,
+        val_set=test_set[:_VAL_IMAGES],
+        test_set=test_set,
+        augment=training.SHIFT_AND_FLIP,
         training=training.cifar_training,
         fine_tuning=training.cifar_fine_tuning,
         origin=origin,
     )
 
 
-def _fetching(work: Work) -> Callable[[FetchEvent], None]:
-    """Return what shows how far a dataset is on its way."""
+def _fetch_reporter(work: Work) -> Callable[[FetchEvent], None]:
+    """Return a function that reports how much of a dataset has arrived."""
 
     def show(event: FetchEvent) -> None:
         done, total = event.done or 0, event.total or event.done or 1
         detail = f"bytes of {event.source}" if event.done else f"{event.source}: {event.note}"
-        work.on_step(
+        work.report(
             ProgressEvent(
                 stage=f"fetch {event.dataset}", name="", done=done, total=total, detail=detail
             )

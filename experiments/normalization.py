@@ -1,4 +1,4 @@
-"""How a network wants its images, as data."""
+"""How the images of a network are normalized."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Normalization:
     """Blue first; mean and std are then in that order too."""
 
     def __call__(self, images: UInt8[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
-        """Return the images in float32; those given are not touched."""
+        """Return normalized images in float32; the given ones are not modified."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         x = (images.flip(1) if self.bgr else images).float()
         return x.div_(self.scale).sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""What experiments keep on disk: the cache, files replaced in one step, assets of the machine."""
+"""Files of the experiments: the cache, atomic writing, locks, assets."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ _DAY = 24 * 60 * 60
 
 
 def cache_folder() -> Path:
-    """Return the folder, made when missing: `ENTRIM_DATA`, or `~/.cache/entrim`.
+    """Return the cache folder, created if missing: `ENTRIM_DATA`, or `~/.cache/entrim`.
 
     >>> cache_folder().is_dir()
     True
@@ -35,17 +35,17 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the cache {folder} cannot be made ({error}): set ENTRIM_DATA to a folder for it"
+            f"the cache {folder} cannot be created ({error}): set ENTRIM_DATA to a folder for it"
         ) from error
     return folder
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a folder of this process alone, on the disk of the cache, and remove it afterwards.
+    """Yield a folder of this process, on the disk of the cache, and remove it afterwards.
 
-    A file made here moves into the cache in one step. What killed processes left is removed after
-    a day, when nobody can still be writing to it.
+    A file written here can be moved into the cache in one step. Folders that killed processes left
+    are removed after a day, when nobody can still be writing to them.
     """
     for old in cache_folder().glob(f"{_SCRATCH}*"):
         with suppress(FileNotFoundError):  # its process has just removed it
@@ -55,24 +55,24 @@ def scratch_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def asset(kind: str, name: str) -> Path:
-    """Return the path of a file or folder that is there: `kind/name` below `ENTRIM_ASSETS`."""
+def asset(folder: str, name: str) -> Path:
+    """Return the path of an existing asset: `folder/name` below `ENTRIM_ASSETS`."""
     root = os.environ.get("ENTRIM_ASSETS")
     if not root:
         raise DataError(
             f"{name} is looked for in the folder that the environment variable ENTRIM_ASSETS "
-            f"names, and it is unset: set it to a folder that holds {kind}/{name}"
+            f"names, and it is unset: set it to a folder that holds {folder}/{name}"
         )
-    path = Path(root, kind, name)
+    path = Path(root, folder, name)
     if not path.exists():
         raise DataError(f"{path} is missing: put it there, or point ENTRIM_ASSETS elsewhere")
     return path
 
 
 def write(file: Path, content: bytes) -> None:
-    """Put `content` into `file` in one step: whoever reads, or is killed, sees the old or the new.
+    """Replace `file` in one step, so that readers see the old or the new content.
 
-    One process at a time may write a file.
+    Only one process at a time may write a file.
     """
     part = file.with_name(f".{file.name}.part")
     try:
@@ -87,11 +87,11 @@ def write(file: Path, content: bytes) -> None:
 
 
 @contextmanager
-def locked(lock: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the file `lock` alone; without `wait` a BlockingIOError says that another process does.
+def lock_file(lock: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock the file `lock` exclusively; without `wait`, BlockingIOError if another process has it.
 
-    A killed process keeps nobody out. Where files cannot be locked (Windows, some network file
-    systems), there must be one process only.
+    The lock of a killed process is released. Where files cannot be locked (Windows, some network
+    file systems), only one process may run.
     """
     with lock.open("ab") as stream:
         if fcntl is not None:
@@ -114,7 +114,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_of(model: nn.Module) -> str:
+def model_fingerprint(model: nn.Module) -> str:
     """Return the checksum of all parameters and buffers, shared ones once."""
     pairs = chain(model.named_parameters(), model.named_buffers())
     return fingerprint(tensor for _, tensor in pairs)

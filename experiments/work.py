@@ -1,4 +1,4 @@
-"""The folder of a reproduction: what is finished there is not done again."""
+"""The work folder of a reproduction: finished results are not computed again."""
 
 import copy
 import hashlib
@@ -16,32 +16,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
-from entrim import ProgressEvent
+from entrim import Callback, ProgressEvent
 from entrim.distillation.trainer import TrainingConfig, TrainingTask, train
 from entrim.errors import EntrimError, SaveError
-from experiments.storage import cache_folder, fingerprint_of, locked, write
+from experiments.storage import cache_folder, lock_file, model_fingerprint, write
 
 Point = dict[str, Any]
-_WAITING = "another run is at it: waiting for what it finds"
+Report = Callable[[ProgressEvent], None]
+_WAITING = "another process is computing this: waiting for its result"
 
 
 class NotFinishedError(EntrimError, LookupError):
-    """Something was never finished in this folder, and nothing shall be run."""
+    """A result was never computed in this folder, and nothing may be run."""
+
+
+class ReportCallback(Callback):
+    """Passes every step to a function."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def on_step(self, event: ProgressEvent) -> None:
+        """Pass on a finished step."""
+        self.report(event)
 
 
 def work_folder() -> Path:
-    """Return where reproductions are kept unless told otherwise: in the cache."""
+    """Return the default folder of reproductions, in the cache."""
     return cache_folder() / "reproduce"
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A folder of finished points and of trainings under way."""
+    """A folder with finished points and with checkpoints of trainings."""
 
     folder: Path
-    on_step: Callable[[ProgressEvent], None] = lambda _: None
+    report: Report = lambda _: None
     only_finished: bool = False
-    """Run nothing: what is not finished raises NotFinishedError."""
+    """Run nothing: raise NotFinishedError for missing results."""
 
     def point(
         self,
@@ -49,106 +61,107 @@ class Work:
         settings: Mapping[str, Any],
         measure: Callable[[], Point],
         *,
-        beside: Path | None = None,
+        artifact: Path | None = None,
     ) -> Point:
-        """Return what `measure` finds, from the folder when it was found with these settings.
+        """Return the result of `measure`, from the folder if it is there for these settings.
 
-        What cannot be read there, or has lost what `measure` put `beside` it, is measured again.
+        A point that cannot be read, or without the folder `artifact` that `measure` writes, is
+        measured again.
         """
-        file = self.place(name, settings).with_suffix(".json")
-        found = _read(file, beside)
+        file = self.path_of(name, settings).with_suffix(".json")
+        found = _read(file, artifact)
         if found is not None:
             return found
-        self.refuse_to_run(name)
-        with self.alone(name, file):
-            return _read(file, beside) or self._measured(file, name, settings, measure)
+        self.check_may_run(name)
+        with self.lock(name, file):
+            return _read(file, artifact) or self._measure(file, name, settings, measure)
 
-    def _measured(
+    def _measure(
         self, file: Path, name: str, settings: Mapping[str, Any], measure: Callable[[], Point]
     ) -> Point:
-        found = {**measure(), "made with": made_with()}
+        found = {**measure(), "made with": environment()}
         content = json.dumps({"name": name, "settings": settings, "found": found}, indent=1)
         try:
             write(file, content.encode())
         except OSError as error:
-            raise _unwritable(file, error) from error
+            raise _write_error(file, error) from error
         return json.loads(content)["found"]
 
     @contextmanager
-    def alone(self, name: str, file: Path) -> Iterator[None]:
-        """Wait until no other process is at work on `file`; what it finished is then there."""
+    def lock(self, name: str, file: Path) -> Iterator[None]:
+        """Wait until no other process is writing `file`, then keep others out."""
         lock = self.folder / ".locks" / file.name
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             lock.touch()
         except OSError as error:
-            raise _unwritable(lock, error) from error
-        with ExitStack() as held:
+            raise _write_error(lock, error) from error
+        with ExitStack() as stack:
             try:
-                held.enter_context(locked(lock, wait=False))
+                stack.enter_context(lock_file(lock, wait=False))
             except BlockingIOError:
-                self.on_step(ProgressEvent(stage=name, name="", done=0, total=1, detail=_WAITING))
-                held.enter_context(locked(lock))
+                self.report(ProgressEvent(stage=name, name="", done=0, total=1, detail=_WAITING))
+                stack.enter_context(lock_file(lock))
             yield
 
-    def trained(
-        self, name: str, model: nn.Module, task: TrainingTask, recipe: TrainingConfig
+    def train(
+        self, name: str, model: nn.Module, task: TrainingTask, config: TrainingConfig
     ) -> nn.Module:
-        """Return `model` trained, going on where a run of the same kind was stopped; in eval mode.
+        """Return `model` trained, in eval mode; an interrupted training is continued.
 
-        The file is named by network and recipe, so that two runs never meet in one. A longer run
-        goes on from the longest that is its beginning.
+        The checkpoint is named by network and configuration, so that two trainings never share
+        one. A longer training continues the longest that is its beginning.
         """
-        begun = fingerprint_of(model)
+        start = model_fingerprint(model)
 
-        def file_of(told: TrainingConfig) -> Path:
-            settings = {"network": begun, "recipe": asdict(told), "task": task.identity}
-            return self.place(name, settings).with_suffix(".checkpoint")
+        def file_of(config: TrainingConfig) -> Path:
+            settings = {"network": start, "config": asdict(config), "task": task.identity}
+            return self.path_of(name, settings).with_suffix(".checkpoint")
 
-        def loss(*args: Any) -> Tensor:  # asked for only where a training is not finished
-            self.refuse_to_run(name)
+        def loss(*args: Any) -> Tensor:  # called only where a training is not finished
+            self.check_may_run(name)
             return task.loss(*args)
 
-        file = file_of(recipe)
+        file = file_of(config)
         if not file.exists():
-            self.refuse_to_run(name)
-        fewer = (replace(recipe, epochs=epochs) for epochs in range(recipe.epochs - 1, 0, -1))
-        shorter = ((told, file_of(told)) for told in fewer if recipe.continues(told))
+            self.check_may_run(name)
+        fewer = (replace(config, epochs=epochs) for epochs in range(config.epochs - 1, 0, -1))
+        shorter = ((one, file_of(one)) for one in fewer if config.continues(one))
         fast = convert_conv2d_weight_memory_format(copy.deepcopy(model), torch.channels_last)
-        with nullcontext() if self.only_finished else self.alone(name, file):
+        with nullcontext() if self.only_finished else self.lock(name, file):
             done = train(
                 fast,
                 replace(task, loss=loss),
-                recipe,
+                config,
                 checkpoint=file,
                 shorter=next((run for run in shorter if run[1].exists()), None),
                 stage=name,
-                on_step=self.on_step,
+                report=self.report,
             )
         plain = convert_conv2d_weight_memory_format(done.model, torch.contiguous_format)
         return plain.eval()
 
-    def refuse_to_run(self, name: str) -> None:
-        """Raise where nothing shall be run."""
+    def check_may_run(self, name: str) -> None:
+        """Raise an error if nothing may be run."""
         if self.only_finished:
             raise NotFinishedError(f"{name} is not finished: run without --finished")
 
-    def place(self, name: str, settings: Mapping[str, Any]) -> Path:
-        """Return where something of this name and these settings is kept, without a suffix."""
+    def path_of(self, name: str, settings: Mapping[str, Any]) -> Path:
+        """Return the path, without a suffix, of a result with this name and these settings."""
         try:
             if not self.only_finished:
                 self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SaveError(
-                f"{self.folder} cannot be made ({error}): choose another --work folder"
+                f"{self.folder} cannot be created ({error}): choose another --work folder"
             ) from error
         text = json.dumps(settings, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return self.folder / f"{re.sub(r'[^a-zA-Z0-9]+', '-', name).strip('-')}_{digest}"
 
 
-def made_with() -> dict[str, Any]:
-    """Return what a figure depends on besides its settings."""
+def environment() -> dict[str, Any]:
+    """Return what a result depends on besides its settings."""
     return {
         "entrim": version("entrim"),
         "torch": torch.__version__,
@@ -157,15 +170,15 @@ def made_with() -> dict[str, Any]:
     }
 
 
-def _unwritable(file: Path, error: OSError) -> SaveError:
+def _write_error(file: Path, error: OSError) -> SaveError:
     return SaveError(
-        f"{file} cannot be written ({error}): make room, or choose another --work folder"
+        f"{file} cannot be written ({error}): free some space, or choose another --work folder"
     )
 
 
-def _read(file: Path, beside: Path | None) -> Point | None:
-    """Return what was found, None where it is not there whole."""
-    if beside is not None and not beside.is_dir():
+def _read(file: Path, artifact: Path | None) -> Point | None:
+    """Return a finished point; None where it is missing or incomplete."""
+    if artifact is not None and not artifact.is_dir():
         return None
     try:
         return json.loads(file.read_text())["found"]

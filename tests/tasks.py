@@ -1,4 +1,4 @@
-"""Small tasks to be trained for, and a network with everything that a resume can get wrong."""
+"""Small training tasks, and a network with everything that resuming can get wrong."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from entrim.distillation.trainer import TrainingConfig, TrainingResult, Training
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
 
-RECIPE = TrainingConfig(epochs=4, batch=16, learning_rate=1e-2)
+CONFIG = TrainingConfig(epochs=4, batch=16, learning_rate=1e-2)
 
 
 def network() -> nn.Module:
-    """Return a network with everything that a resume can get wrong: dropout, BatchNorm."""
+    """Return a network with everything that resuming can get wrong: dropout, BatchNorm."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
@@ -22,7 +22,7 @@ def network() -> nn.Module:
 
 
 def regression(count: int = 90, noise: float = 0.1) -> TrainingTask:
-    """Return the task of fitting a curve, on inputs that are disturbed at random."""
+    """Return the task of fitting a curve, on inputs with random noise."""
     g = torch.Generator().manual_seed(1)
     x = torch.randn(count + 40, 6, generator=g)
     y = torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2]], 1)
@@ -40,18 +40,18 @@ def regression(count: int = 90, noise: float = 0.1) -> TrainingTask:
 
 
 def scripted(losses: list[float]) -> TrainingTask:
-    """Return a task whose losses on images held out are given, the first at the start."""
-    said = iter(losses)
+    """Return a task with given losses on the hold-out images, the first one at the start."""
+    values = iter(losses)
     return TrainingTask(
         count=4,
         loss=lambda model, index, _: model(torch.ones(len(index), 6)).square().mean(),
-        holdout=lambda _: next(said),
+        holdout=lambda _: next(values),
         identity="scripted",
     )
 
 
 def bits(trained: TrainingResult) -> tuple[str, Any, int, str]:
-    """Return all of a result but its seconds."""
+    """Return everything of a result except its seconds."""
     return (
         fingerprint(values_of(trained.model).values()),
         trained.history,

@@ -1,15 +1,19 @@
-"""The documents: their code runs and prints what they say, and their links lead somewhere."""
+"""The documents: their code runs and prints what they say, and what they refer to exists."""
 
 import argparse
+import ast
 import contextlib
 import functools
+import importlib
+import inspect
 import io
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +43,7 @@ def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
-def promised(block: str) -> list[str]:
+def expected_output(block: str) -> list[str]:
     """Return the lines that a block says it prints."""
     return re.findall(r"^# -> ?(.*)", block, re.MULTILINE)
 
@@ -48,8 +52,8 @@ PAGES = [page for page in DOCUMENTS if page.parent != ROOT and blocks_of(page.re
 
 
 @functools.cache
-def scene() -> dict[str, Any]:
-    """Return what the pages of docs/ talk about: a reader's network and images, and a first cut."""
+def page_variables() -> dict[str, Any]:
+    """Return the variables of the pages in docs/: network and images of a user, and a result."""
     torch.manual_seed(0)
     model = nn.Sequential(
         OrderedDict(
@@ -74,7 +78,7 @@ def scene() -> dict[str, Any]:
         "more_images": more_images,
         "labels": labels,
         "accuracy": accuracy,
-        "small": entrim.sparsify(model, images, widths={"*": 0.5}),
+        "small": entrim.sparsify(model, images, entrim.Widths(0.5)),
         "entrim": entrim,
     }
 
@@ -85,12 +89,12 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = dict(scene())
+    names = dict(page_variables())
     for block in blocks_of(page.read_text()):
-        with contextlib.redirect_stdout(io.StringIO()) as told:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             exec(compile(block, str(page), "exec"), names)
-        if promised(block):
-            assert told.getvalue().splitlines() == promised(block)
+        if expected_output(block):
+            assert output.getvalue().splitlines() == expected_output(block)
 
 
 @pytest.mark.parametrize("number", range(len(blocks_of(README))))
@@ -100,11 +104,11 @@ def test_the_code_of_the_readme_runs_and_prints_what_it_says(number: int, tmp_pa
         [sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == promised(block)
+    assert run.stdout.splitlines() == expected_output(block)
 
 
 def test_the_readme_holds_an_example_of_ten_lines_that_says_what_it_prints() -> None:
-    assert any(promised(block) for block in blocks_of(README))
+    assert any(expected_output(block) for block in blocks_of(README))
 
 
 def test_every_make_target_of_the_readme_exists() -> None:
@@ -116,8 +120,89 @@ def test_every_make_target_of_the_readme_exists() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?!http|#)([^)#]+)", document.read_text())
-    gone = [link for link in links if not (document.parent / link).exists()]
-    assert not gone
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert not missing
+
+
+CURRENT = [document for document in DOCUMENTS if document.name != "CHANGELOG.md"]
+"""The documents that describe the code as it is."""
+REFERENCE = sorted((ROOT / "docs/reference").glob("*.rst"))
+
+
+def resolve(name: str) -> object:
+    """Return the module, class, function or member with this qualified name."""
+    parts = name.split(".")
+    found: object = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], 2):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(".".join(parts[:number]))
+        fields = getattr(found, "__dataclass_fields__", {})
+        found = fields[part] if part in fields else getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("document", [*CURRENT, *REFERENCE], ids=name_of)
+def test_the_names_of_the_package_in_a_document_exist(document: Path) -> None:
+    for name in set(re.findall(r"(?<![\w./-])entrim(?:\.[A-Za-z_]\w*)+", document.read_text())):
+        resolve(name)
+
+
+def test_a_name_that_does_not_exist_is_found() -> None:
+    assert resolve("entrim.surgery.prune.prune")
+    assert resolve("entrim.Record.tradeoff")
+    with pytest.raises(AttributeError):
+        resolve("entrim.network.cut")
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=name_of)
+def test_the_files_that_a_document_names_exist(document: Path) -> None:
+    folders = "src|docs|tests|experiments|examples"
+    named = re.findall(rf"`((?:{folders})/[\w./-]*)`", document.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def calls_in(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield name and keywords of every call of a public name in the code of a document."""
+    for code in [*re.findall(r"`([^`\n]+)`", text), *blocks_of(text)]:
+        with contextlib.suppress(SyntaxError):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func).removeprefix("entrim.")
+                    if name in entrim.__all__:
+                        yield name, [word.arg for word in node.keywords if word.arg is not None]
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=name_of)
+def test_the_keywords_of_a_call_in_a_document_exist(document: Path) -> None:
+    for name, keywords in calls_in(document.read_text()):
+        known = inspect.signature(getattr(entrim, name)).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            assert set(keywords) <= known.keys(), name
+
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][
+    0
+]
+
+
+def test_the_architecture_fits_on_two_hundred_lines() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 200
+
+
+def test_the_architecture_lists_the_layers_of_the_contract() -> None:
+    assert "\n".join(f"    {layer}" for layer in LAYERS["layers"]) in ARCHITECTURE
+
+
+def test_the_architecture_describes_every_package_and_what_it_may_import() -> None:
+    layers = [layer.split(" | ") for layer in LAYERS["layers"]]
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([^|]*) \|$", ARCHITECTURE, re.MULTILINE)
+    described = {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows}
+    assert described.keys() == {name for layer in layers for name in layer}
+    for height, layer in enumerate(layers):
+        below = {name for lower in layers[height + 1 :] for name in lower}
+        for name in layer:
+            assert described[name] <= below, name
 
 
 def commands_in(text: str) -> list[list[str]]:
@@ -126,11 +211,11 @@ def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def commands_of(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the commands of a parser by name."""
     return {
         name: command
-        for action in whole._actions
+        for action in parser._actions
         if isinstance(action, argparse._SubParsersAction)
         for name, command in action.choices.items()
     }
@@ -221,7 +306,7 @@ def test_a_site_with_a_link_that_leads_nowhere_is_refused(
         [sys.executable, ROOT / "docs/site/offline.py", tmp_path], capture_output=True, text=True
     )
     assert run.returncode == code
-    assert (f"index.html leads to {link}, which is not there" in run.stderr) == bool(code)
+    assert (f"index.html links to {link}, which does not exist" in run.stderr) == bool(code)
 
 
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""Extras and dependency groups: documents and errors name what there is to install."""
+"""Extras and dependency groups are named correctly in documents and errors."""
 
 import re
 import tomllib
@@ -16,17 +16,17 @@ PACKAGE = re.compile(r'MissingPackageError\([^()]*?"([a-z-]+)"\s*\)')
 
 
 def names_of(requirements: list[str]) -> set[str]:
-    """Return the packages that requirements name."""
+    """Return the packages in some requirements."""
     return {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
 
 
-def test_the_quick_start_lists_every_extra_with_what_it_brings() -> None:
+def test_the_quick_start_lists_every_extra_with_its_packages() -> None:
     page = (ROOT / "docs/quick-start.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE)
     assert {extra for extra, _ in rows} == EXTRAS.keys()
     before: set[str] = set()
-    for extra, brings in rows:
-        named = set(brings.lower().split(", "))
+    for extra, packages in rows:
+        named = set(packages.lower().split(", "))
         if "the same" in named:
             named = named - {"the same"} | before
         assert named == names_of(EXTRAS[extra]), extra
@@ -41,7 +41,7 @@ def test_an_install_command_works_in_the_checkout_and_names_an_extra(page: Path)
         assert set(re.findall(r"--group (\w+)", line)) <= GROUPS.keys(), line
 
 
-def test_errors_name_packages_that_their_extra_brings() -> None:
+def test_errors_name_packages_of_their_extra() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
     calls = CALL.findall(sources)
     assert len(calls) >= 7

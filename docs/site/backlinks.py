@@ -1,8 +1,8 @@
-"""Lead the links from the pages of source back to where a name is documented.
+"""Correct the links from the pages of source code to the documentation of a name.
 
-Sphinx takes one prefix for all names of a source file, that of the first which it meets. A file of
-which some names are documented as `entrim.Record` and others as `entrim.records.Size` would get
-links to `entrim.Size`, which is nowhere.
+Sphinx uses one prefix for all names of a source file, that of the first documented one. If some
+names of a file are documented as `entrim.Record` and others as `entrim.records.Size`, it would link
+to `entrim.Size`, which does not exist.
 """
 
 import re
@@ -15,7 +15,7 @@ _BACK = re.compile(r'(<a class="viewcode-back" href="[^"#]*#)([^"]+)"')
 
 
 def documented(name: str, known: Collection[str]) -> str:
-    """Return the name under which `name`, perhaps wrongly prefixed, is documented.
+    """Return the name under which `name`, possibly with a wrong prefix, is documented.
 
     >>> documented("entrim.Size.params", {"entrim.Record", "entrim.records.Size.params"})
     'entrim.records.Size.params'
@@ -27,7 +27,7 @@ def documented(name: str, known: Collection[str]) -> str:
 
 
 def mend(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Rewrite the links of one page of source."""
+    """Rewrite the links of one page of source code."""
     if page.startswith("_modules/") and "body" in context:
         known = app.env.domains.python_domain.objects
         context["body"] = _BACK.sub(
@@ -36,6 +36,6 @@ def mend(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: o
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Tell Sphinx what to call."""
+    """Register the extension."""
     app.connect("html-page-context", mend)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

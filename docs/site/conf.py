@@ -1,7 +1,7 @@
-"""How Sphinx builds the site.
+"""The configuration of Sphinx.
 
-The repository itself is the source folder, so a link between two documents is the same here, on a
-code host and in an editor. The order of the pages is kept here too: documents hold text only.
+The repository itself is the source folder, so that a link between two documents is the same here,
+on a code host and in an editor. The order of the pages is here too: documents contain text only.
 """
 
 import sys
@@ -26,6 +26,7 @@ PAGES = {
         "how-to/export",
         "command-line",
         "how-to/solver",
+        "how-to/extend",
         "how-to/troubleshoot",
     ],
     "The method": [
@@ -36,22 +37,24 @@ PAGES = {
         "../ARCHITECTURE",
     ],
     "Reference": [
-        "reference/network",
+        "reference/pruning",
+        "reference/configuration",
+        "reference/extending",
         "reference/results",
         "reference/solver",
         "reference/spartan",
         "reference/report",
-        "reference/exporting",
+        "reference/export",
         "reference/errors",
     ],
-    "Measured": [
-        "The rebuild <sparsify>",
+    "Experiments": [
+        "Reconstruction <sparsify>",
         "Budgets <budgets>",
         "Distillation <distill>",
         "Search <search>",
-        "The paper's tables <reproduce>",
+        "The tables of the paper <reproduce>",
     ],
-    "Project": ["../CONTRIBUTING", "../CHANGELOG"],
+    "Project": ["../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
     "Records": ["../experiments/results/*"],
 }
 
@@ -64,9 +67,9 @@ exclude_patterns = ["README.md", "docs/site", ".*", "build", "dist", "src", "tes
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "backlinks",
-    "docstrings",
     "mathml",
 ]
 
@@ -100,23 +103,26 @@ default_role = "code"
 smartquotes = False  # z' is a transpose
 highlight_language = "none"
 maximum_signature_line_length = 90
+napoleon_google_docstring = False
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 
 
 def contents(caption: str, pages: list[str]) -> str:
-    """Return the table of contents of some pages, as a directive."""
+    """Return a table of contents as a directive."""
     options = [":hidden:", ":glob:", ":titlesonly:", ":maxdepth: 1", f":caption: {caption}"]
     return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the tables of contents to the first page, where code hosts do not see them."""
+    """Append the tables of contents to the first page; code hosts do not show them."""
     if page == app.config.root_doc:
         source[0] += "".join(contents(caption, pages) for caption, pages in PAGES.items())
 
 
 def setup(app: Sphinx) -> None:
-    """Tell Sphinx what to call."""
+    """Register the extension."""
     app.connect("source-read", add_contents)

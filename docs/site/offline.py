@@ -1,9 +1,9 @@
-"""Refuse a built site that would load from another host while it is read, or has dead links.
+"""Check that a built site loads nothing from other hosts and has no dead links.
 
     python docs/site/offline.py build/site
 
-Scripts, styles, fonts and pictures must lie in the folder. Links to follow may lead to other
-hosts; those inside the site must lead to a file, and to an anchor that is there.
+Scripts, styles, fonts and pictures must be in the folder. Links may lead to other hosts; those
+inside the site must lead to an existing file and anchor.
 """
 
 import re
@@ -23,7 +23,7 @@ _SCRIPT = re.compile(
 
 
 class Page(HTMLParser):
-    """What a page loads from elsewhere, where its links lead, and what can be linked to."""
+    """What a page loads from other hosts, its links, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Look at what this tag would load, and at where it leads."""
+        """Record what this tag loads, and its link."""
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a" and "href" in given:
@@ -59,7 +59,7 @@ def loaded_by(file: Path) -> list[str]:
 
 
 def outside(folder: Path) -> Iterator[str]:
-    """Yield every file of the site with what it loads from elsewhere."""
+    """Yield every file of the site with what it loads from other hosts."""
     for file in sorted(folder.rglob("*")):
         if file.suffix in {".html", ".css", ".js", ".svg"}:
             for address in loaded_by(file):
@@ -67,7 +67,7 @@ def outside(folder: Path) -> Iterator[str]:
 
 
 def dead(folder: Path) -> Iterator[str]:
-    """Yield every page of the site with its links inside the site that lead nowhere."""
+    """Yield every page of the site with its dead links."""
     files = sorted(folder.resolve().rglob("*.html"))
     pages = {file: Page(file.read_text(encoding="utf-8")) for file in files}
     for file, page in pages.items():
@@ -78,14 +78,14 @@ def dead(folder: Path) -> Iterator[str]:
             target = (file.parent / unquote(there.path)).resolve() if there.path else file
             held = pages[target].anchors if target in pages else {unquote(there.fragment)}
             if not target.exists() or unquote(there.fragment) not in held:
-                yield f"{file.relative_to(folder.resolve())} leads to {link}, which is not there"
+                yield f"{file.relative_to(folder.resolve())} links to {link}, which does not exist"
 
 
 if __name__ == "__main__":
     site = Path(sys.argv[1])
     if not (site / "index.html").is_file():
-        sys.exit(f"{site} holds no site: build it with make docs")
+        sys.exit(f"{site} contains no site: build it with make docs")
     wrong = [*outside(site), *dead(site)]
-    good = f"{site} loads nothing from outside, and no link in it is dead"
+    good = f"{site} loads nothing from other hosts and has no dead links"
     print("\n".join(wrong) or good, file=sys.stderr)
     sys.exit(bool(wrong))

@@ -1,21 +1,21 @@
-"""Measurements made by hand: everything compared stands side by side in one run."""
+"""Benchmarks, run by hand: everything that is compared is measured in one run."""
 
 BENCHMARKS = {
-    "solver": "what the solver costs, and what its choices are worth",
-    "network": "what following and cutting channels costs, and what a half cut saves",
+    "solver": "cost of the solver, and quality of its selections",
+    "network": "cost of tracing and pruning, and savings of a half-size network",
     "spartan": "SPARTAn against six regressions, and its cost",
-    "sparsify": "what networks hold without training, and what that costs",
-    "allocation": "ways to choose the widths under a budget",
-    "candidates": "what tells the damage of a cut",
-    "timing": "seconds of whole runs, and latencies",
-    "distill": "what distillation brings back",
-    "search": "TPE against chance, pruned against all scored",
-    "export": "what ONNX and eight bits lose",
+    "sparsify": "accuracy without training, and its cost",
+    "allocation": "methods to choose the widths under a budget",
+    "candidates": "measures of the sensitivity to pruning",
+    "timing": "seconds of full runs, and latencies",
+    "distill": "accuracy recovered by distillation",
+    "search": "TPE against random search, early stopping against none",
+    "export": "accuracy as ONNX and in eight bits",
     "stop": "where the paper's alternation stops",
-    "readings": "how the paper can be read on VGG-16",
-    "resuming": "what a journal costs, and what it saves",
-    "paper": "the paper's tables as pictures, drawn from their records",
+    "readings": "readings of the paper on VGG-16",
+    "resuming": "cost of checkpoints, and the time they save",
+    "paper": "plots of the paper's tables, from their records",
 }
-"""What each module here measures."""
+"""What each module measures."""
 IN_PARTS = ("sparsify", "allocation", "candidates", "distill")
-"""Those whose `main` is told which networks or parts to measure, all where none is named."""
+"""Modules whose `main` takes networks or parts to measure; none means all."""

@@ -1,14 +1,14 @@
-"""What tells the damage of a cut: candidates for the allocation, at equal budgets.
+"""What measures the sensitivity of a group: candidates for the allocation, at equal budgets.
 
-`python -m experiments bench candidates` measures what its ledger lacks and writes the table; with
-names of networks only those. Needs ENTRIM_ASSETS.
+`python -m experiments bench candidates` measures what is missing in its ledger and writes the
+table; with names of networks only those. Needs ENTRIM_ASSETS.
 """
 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -16,281 +16,253 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import entrim
-from entrim.allocate import AllocationProblem, SensitivityCurve
-from entrim.allocation.sensitivity import SensitivityAnalyzer
-from entrim.budgeting import SENSED, ChannelRanking, measure_sensitivity, rank_channels
-from entrim.calibration.collect import gram_of
-from entrim.calibration.data import read_images
-from entrim.calibration.tensor_store import TensorStore
-from entrim.deciding import Scene
-from entrim.reconstruction.layer import masked_tensors, refit_layer
-from entrim.run import Run
-from entrim.settings import Settings
-from experiments.benchmarks.cifar import DEV, Subject, percent_right
-from experiments.benchmarks.ledger import Ledger, networks_at_hand
-from experiments.benchmarks.record import table, write
-from experiments.benchmarks.widths import subject_of
+from entrim.allocation.allocate import SensitivityCurve
+from entrim.allocation.sensitivity import SensitivityAnalyzer, measured_widths
+from experiments.benchmarks.cifar import DEV, BenchmarkModel, accuracy
+from experiments.benchmarks.record import Ledger, has_weights, table, write
+from experiments.benchmarks.widths import load_model
 
 NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16")
 TIMES = (2.0, 3.0)
+IMAGES = 256
+"""For gradients; as many as the default measures on."""
 DRAWS = 4
 """Labels drawn from the network's own probabilities for each image."""
+Curves = dict[str, SensitivityCurve]
 
 
-@dataclass(slots=True, eq=False)
-class Bench:
-    """One network looked at once, as far as the damages of its groups."""
+class FixedImages(entrim.Pruner):
+    """The default, the divergence of the outputs, on another number of images."""
 
-    subject: Subject
-    run: Run
-    scene: Scene
-    grams: TensorStore
-    ladders: Mapping[str, ChannelRanking]
-    sensor: SensitivityAnalyzer
-    market: AllocationProblem
+    count: int
 
-    @classmethod
-    def of(cls, name: str) -> "Bench":
-        subject = subject_of(name)
-        images = read_images(subject.images, torch.device("cpu"), torch.float32)
-        run = Run(subject.model, Settings(), images, None, lambda _: None)
-        example = subject.images[:4]
-        graph = entrim.trace(subject.model, example)
-        scene = Scene.of(run, graph, images)
-        grams = TensorStore(run.settings.memory_limit)
-        asks = run.settings.asks(graph, scene.alone)
-        ladders = rank_channels(run, scene, asks, grams, example)
-        sensor, market = measure_sensitivity(run, scene, ladders, grams, example)
-        return cls(subject, run, scene, grams, ladders, sensor, market)
-
-    def finished(self, widths: Mapping[str, int]) -> nn.Module:
-        """Return the network at these widths, its channels those of the ladders, rebuilt."""
-        scores = {name: _ranks(ladder.order) for name, ladder in self.ladders.items()}
-        wanted = {name: widths[name] for name in self.ladders}
-        images = self.subject.images
-        return entrim.sparsify(self.subject.model, images, widths=wanted, scores=scores).model
-
-    def looked(
-        self, sensor: SensitivityAnalyzer, held: Mapping[str, tuple[int, ...]]
-    ) -> AllocationProblem:
-        """Return the market with the damages that `sensor` finds while the others are held."""
-        trials = {n: [ladder.kept(w) for w in ladder.widths] for n, ladder in self.ladders.items()}
-        damages = {
-            name: SensitivityCurve.of(
-                dict(zip(self.ladders[name].widths, (m.divergence for m in moved), strict=True))
-            )
-            for name, moved in sensor.sweep(trials, held)
-        }
-        return replace(self.market, damages=damages)
-
-
-def _ranks(order: Sequence[int]) -> list[float]:
-    """Return for every channel how late it is given up."""
-    return [float(order.index(channel)) for channel in range(len(order))]
-
-
-def divergence(bench: Bench) -> AllocationProblem:
-    """The divergence of the outputs with one group cut: the default."""
-    return bench.market
-
-
-def with_images(count: int) -> Callable[[Bench], AllocationProblem]:
-    """Return the default with another number of images."""
-
-    def sensed(bench: Bench) -> AllocationProblem:
-        task, images = bench.scene.task, bench.run.images.count
-        batches = max(1, round(len(task.batches) * count / images))
-        some = replace(task, programs=task.programs[:batches], batches=task.batches[:batches])
-        return bench.looked(replace(bench.sensor, task=some), held={})
-
-    return sensed
-
-
-def second_round(bench: Bench) -> AllocationProblem:
-    """The divergence again, with the other groups held at the first allocation of 2x."""
-    limits = entrim.Budget(macs=0.5).limits(bench.market.sizes)
-    widths = bench.market.fill_slack(bench.market.greedy_path(limits)[-1], limits).widths
-    held = {name: ladder.kept(widths[name]) for name, ladder in bench.ladders.items()}
-    return bench.looked(bench.sensor, held)
-
-
-def layer_error(bench: Bench) -> AllocationProblem:
-    """The squared errors of the layers that read a group, relative to their variance."""
-    damages = {}
-    for name, ladder in bench.ladders.items():
-        damages[name] = SensitivityCurve.of(
-            {w: _refitted(bench, name, w)[1] for w in ladder.widths}
+    @cached_property
+    def analyzer(self) -> SensitivityAnalyzer:
+        forward = self.statistics.forward
+        batches = max(1, round(len(forward.batches) * self.count / self.images.count))
+        some = replace(
+            forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
         )
-    return replace(bench.market, damages=damages)
+        return replace(super().analyzer, task=some)
 
 
-def _refitted(bench: Bench, name: str, width: int) -> tuple[dict[str, Tensor], float]:
-    """Return the tensors with one group cut and its readers refitted, and their summed error."""
-    graph, original = bench.scene.graph, bench.scene.task.tensors
-    kept = bench.ladders[name].kept(width)
-    if width == bench.market.full_widths[name]:
-        return dict(original), 0.0
-    stays = graph.kept_indices({name: kept})
-    tensors = masked_tensors(graph, stays, original)
-    ridge = bench.run.settings.ridge
-    fits = [
-        refit_layer(r, gram_of(bench.grams, r.site.layer), stays, original, tensors, ridge)
-        for r in bench.scene.reading(graph.group(name))
-    ]
-    return tensors, sum((fit.error for fit in fits), 0.0)
+class Images64(FixedImages):
+    """The default on 64 images."""
+
+    count = 64
+
+
+class Images500(FixedImages):
+    """The default on 500 images."""
+
+    count = 500
+
+
+class SecondRound(entrim.Pruner):
+    """The divergence measured again, with the other groups held at the first allocation of 2x."""
+
+    @cached_property
+    def curves(self) -> Curves:
+        point = entrim.Pruner(self.model, self.images.batch(slice(None))).select(
+            entrim.Budget(macs=0.5)
+        )
+        held = {name: found.kept for name, found in point.channels.items()}
+        self.collect(map(self.graph.group, self.rankings))
+        trials = {
+            name: [ranking.kept(width) for width in measured_widths(ranking)]
+            for name, ranking in self.rankings.items()
+        }
+        found = {
+            name: [change.divergence for change in changes]
+            for name, changes in self.analyzer.sweep(trials, held)
+        }
+        return {
+            name: SensitivityCurve.of(dict(zip(measured_widths(ranking), found[name], strict=True)))
+            for name, ranking in self.rankings.items()
+        }
+
+
+class LayerErrors(entrim.Pruner):
+    """The squared errors of the layers that consume a group, relative to their variance."""
+
+    @cached_property
+    def curves(self) -> Curves:
+        found = {}
+        with self.create_trial_pruner() as trial:
+            for name, ranking in self.rankings.items():
+                *widths, full = measured_widths(ranking)
+                values = {width: self.cost(trial, name, width) for width in widths}
+                found[name] = SensitivityCurve.of({**values, full: 0.0})
+        return found
+
+    def create_trial_pruner(self) -> entrim.Pruner:
+        """Return a pruner to the ranked channels; it refits the consumers of pruned groups only."""
+        scores = {
+            name: [float(ranking.order.index(channel)) for channel in range(len(ranking.order))]
+            for name, ranking in self.rankings.items()
+        }
+        return entrim.Pruner(
+            self.model,
+            self.images.batch(slice(None)),
+            selector=entrim.Scores(scores),
+            reconstruction=entrim.Reconstruction(order="independent"),
+        )
+
+    def cost(self, trial: entrim.Pruner, name: str, width: int) -> float:
+        """Return the sensitivity to one group at one width."""
+        trial.apply(trial.select(entrim.Widths({name: width})))
+        return sum((fit.error for fit in trial.fits), 0.0)
 
 
 @dataclass(slots=True)
-class _Watched:
-    """What one layer reads and puts out, and the gradients of drawn log-probabilities there."""
+class _Captured:
+    """The inputs and outputs of one layer, and gradients of log-probabilities at its outputs."""
 
     x: Tensor | None = None
     y: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
 
 
-def output_gradients(bench: Bench) -> AllocationProblem:
-    """Half the mean square of the change that output gradients foresee: no pass behind a layer.
+class OutputGradients(LayerErrors):
+    """Half the mean square of the change that output gradients predict, without a second pass.
 
     To second order the divergence is half the mean of (g . change)^2 with g the gradient of the
     log-probability of a label drawn from the network's own outputs.
     """
-    model, images = bench.subject.model, bench.subject.images[:SENSED]
-    names = {r.site.layer for n in bench.ladders for r in _readers(bench, n)}
-    watched = {name: _Watched() for name in names}
-    hooks = [model.get_submodule(n).register_forward_hook(_hook(watched[n])) for n in names]
-    g = torch.Generator().manual_seed(0)
-    try:
-        logs = functional.log_softmax(model(images), 1)
-        for _ in range(DRAWS):
-            drawn = torch.multinomial(logs.detach().exp(), 1, generator=g)
-            outputs = [seen.y for seen in watched.values() if seen.y is not None]
-            found = torch.autograd.grad(logs.gather(1, drawn).sum(), outputs, retain_graph=True)
-            for seen, gradient in zip(watched.values(), found, strict=True):
-                seen.gradients.append(gradient)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    damages = {}
-    for name, ladder in bench.ladders.items():
-        measured = {w: _foreseen(bench, name, w, watched) for w in ladder.widths}
-        damages[name] = SensitivityCurve.of(measured)
-    return replace(bench.market, damages=damages)
+
+    @cached_property
+    def captured(self) -> Mapping[str, _Captured]:
+        """The layers that consume channels, on some images."""
+        images = self.images.batch(slice(0, IMAGES))
+        groups = map(self.graph.group, self.rankings)
+        names = [consumer.spec.layer for consumer in self.statistics.consumers_of(*groups)]
+        found = {name: _Captured() for name in names}
+        hooks = [
+            self.model.get_submodule(name).register_forward_hook(_hook(found[name]))
+            for name in names
+        ]
+        generator = torch.Generator().manual_seed(0)
+        try:
+            with torch.enable_grad():
+                logs = functional.log_softmax(self.model(images), 1)
+                outputs = [one.y for one in found.values() if one.y is not None]
+                for _ in range(DRAWS):
+                    drawn = torch.multinomial(logs.detach().exp(), 1, generator=generator)
+                    loss = logs.gather(1, drawn).sum()
+                    gradients = torch.autograd.grad(loss, outputs, retain_graph=True)
+                    for one, gradient in zip(found.values(), gradients, strict=True):
+                        one.gradients.append(gradient)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    @torch.no_grad()
+    def cost(self, trial: entrim.Pruner, name: str, width: int) -> float:
+        selection = trial.select(entrim.Widths({name: width}))
+        small = trial.apply(selection).model
+        indices = self.graph.kept_indices({name: selection.channels[name].kept})
+        total: Any = 0.0
+        for consumer in self.statistics.consumers_of(self.graph.group(name)):
+            site, one = consumer.spec, self.captured[consumer.spec.layer]
+            assert one.x is not None
+            assert one.y is not None
+            kept = indices[site.weight][site.dim]
+            change = small.get_submodule(site.layer)(one.x[:, list(kept)]) - one.y.detach()
+            target = site.intercept_target or ""
+            if target.startswith("batchnorm:"):
+                mean = target.removeprefix("batchnorm:")
+                shift = small.get_buffer(mean) - self.model.get_buffer(mean)
+                change = change - shift.view(-1, *[1] * (change.dim() - 2))
+            total = total + torch.stack([(g * change).flatten(1).sum(1) for g in one.gradients])
+        return float(total.square().mean() / 2)
 
 
-def _readers(bench: Bench, name: str) -> list[Any]:
-    return bench.scene.reading(bench.scene.graph.group(name))
-
-
-def _hook(seen: _Watched) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+def _hook(captured: _Captured) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     def keep(_: nn.Module, x: tuple[Tensor, ...], y: Tensor) -> None:
-        seen.x, seen.y = x[0].detach(), y
+        captured.x, captured.y = x[0].detach(), y
 
     return keep
 
 
-@torch.no_grad()
-def _foreseen(bench: Bench, name: str, width: int, watched: Mapping[str, _Watched]) -> float:
-    tensors, _ = _refitted(bench, name, width)
-    original = bench.scene.task.tensors
-    total: Any = 0.0
-    for reader in _readers(bench, name):
-        layer, seen = (
-            bench.subject.model.get_submodule(reader.site.layer),
-            watched[reader.site.layer],
-        )
-        assert seen.x is not None
-        assert seen.y is not None
-        mine = {key: tensors[f"{reader.site.layer}.{key}"] for key, _ in layer.named_parameters()}
-        change = torch.func.functional_call(layer, mine, seen.x) - seen.y
-        home = reader.site.bias_home or ""
-        if home.startswith("batchnorm:"):
-            mean = f"{home.removeprefix('batchnorm:')}.running_mean"
-            moved = tensors[mean] - original[mean]
-            change = change - moved.view(-1, *[1] * (change.dim() - 2))
-        total = total + torch.stack([(g * change).flatten(1).sum(1) for g in seen.gradients])
-    return float(total.square().mean() / 2)
+Prune = Callable[[float], nn.Module]
+"""Returns the network with so many times fewer MACs."""
 
 
-Cut = Callable[[float], nn.Module]
-"""The network with so many times fewer MACs."""
+def allocate_with(pruner: type[entrim.Pruner]) -> Callable[[BenchmarkModel], Prune]:
+    """Return the allocation by the curves of `pruner`, computed once for all sizes."""
 
-
-def by_market(find: Callable[[Bench], AllocationProblem]) -> Callable[[Bench], Cut]:
-    """Return the allocation by these damages, told once for all sizes."""
-
-    def prepare(bench: Bench) -> Cut:
-        market = find(bench)
-
-        def cut(times: float) -> nn.Module:
-            limits = entrim.Budget(macs=1 / times).limits(market.sizes)
-            widths = market.fill_slack(market.greedy_path(limits)[-1], limits).widths
-            return bench.finished(widths)
-
-        return cut
+    def prepare(tested: BenchmarkModel) -> Prune:
+        ready = pruner(tested.model, tested.images)
+        return lambda times: ready.prune(entrim.Budget(macs=1 / times)).model
 
     return prepare
 
 
-def in_two_cuts(bench: Bench) -> Cut:
-    """Return the default, half of the way cut and rebuilt before the damages are told anew."""
-    whole = bench.market.sizes["macs"]
+def prune_twice(tested: BenchmarkModel) -> Prune:
+    """Return the default in two runs: halfway, then measured again and pruned to the end."""
+    full = entrim.measure(tested.model, tested.images[:4], repeats=2).macs
 
-    def cut(times: float) -> nn.Module:
-        model = bench.subject.model
+    def prune(times: float) -> nn.Module:
+        model = tested.model
         for share in (times**-0.5, 1 / times):
-            budget = entrim.Budget(macs=int(whole * share))
-            model = entrim.sparsify(model, bench.subject.images, budget=budget).model
+            model = entrim.sparsify(
+                model, tested.images, entrim.Budget(macs=int(full * share))
+            ).model
         return model
 
-    return cut
+    return prune
 
 
-WAYS: dict[str, Callable[[Bench], Cut]] = {
-    "divergence of the outputs, 256 images (default)": by_market(divergence),
-    "64 images": by_market(with_images(64)),
-    "500 images": by_market(with_images(500)),
-    "again with the others held, a second round": by_market(second_round),
-    "relative errors of the layers": by_market(layer_error),
-    "output gradients instead of passes": by_market(output_gradients),
-    "again after half of the cut, in two runs": in_two_cuts,
+METHODS: dict[str, Callable[[BenchmarkModel], Prune]] = {
+    "divergence of the outputs, 256 images (default)": allocate_with(entrim.Pruner),
+    "64 images": allocate_with(Images64),
+    "500 images": allocate_with(Images500),
+    "again with the others held, a second round": allocate_with(SecondRound),
+    "relative errors of the layers": allocate_with(LayerErrors),
+    "output gradients instead of passes": allocate_with(OutputGradients),
+    "again after half of the cut, in two runs": prune_twice,
 }
 
 
 def measure(name: str, ledger: Ledger) -> None:
-    """Measure what the ledger lacks of one network."""
-    bench = cache(lambda: Bench.of(name))
-    for way, prepare in WAYS.items():
-        ready = cache(lambda prepare=prepare: prepare(bench()))
+    """Measure what is missing in the ledger for one network."""
+    tested = cache(lambda: load_model(name))
+    for method, prepare in METHODS.items():
+        ready = cache(lambda prepare=prepare: prepare(tested()))
         for times in TIMES:
 
-            def once(times: float = times, ready: Callable[[], Cut] = ready) -> dict[str, Any]:
+            def run(times: float = times, ready: Callable[[], Prune] = ready) -> dict[str, Any]:
                 begin = time.perf_counter()
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     model = ready()(times)
                 seconds = round(time.perf_counter() - begin, 1)
-                subject = bench().subject
-                right = percent_right(model, subject.tests[DEV], subject.labels[DEV])
-                return {"seconds": seconds, "dev": right}
+                found = accuracy(model, tested().test_images[DEV], tested().test_labels[DEV])
+                return {"seconds": seconds, "dev": found}
 
-            ledger.point(f"{name} | {way} | {times}", once)
+            ledger.point(f"{name} | {method} | {times}", run)
 
 
 def main(parts: Sequence[str]) -> None:
-    """Measure what is asked for, then write the table of all that is known."""
-    if not networks_at_hand():
+    """Measure the requested networks, then write the table of all known points."""
+    if not has_weights():
         return
-    ledger = Ledger.called("candidates")
+    ledger = Ledger.open("candidates")
     for name in parts or NETWORKS:
         measure(name, ledger)
-    points = ledger.points()
+    command = "python -m experiments bench candidates"
+    print(write("candidates", command, [NOTE, format_points(ledger.points())]))
+
+
+NOTE = "Accuracy in percent on test images 0-1,999, 500 images for calibration, nothing trained."
+
+
+def format_points(points: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of all points."""
     rows = []
-    for way in WAYS:
-        cells = [points.get(f"{n} | {way} | {t}") for n in NETWORKS for t in TIMES]
-        rows.append([way, *(f"{c['dev']:.2f}" if c else "not run" for c in cells)])
-    header = ("damage by", *(f"{name}, {times}x" for name in NETWORKS for times in TIMES))
-    note = "Accuracy in percent on test images 0-1,999, 500 images to look at, nothing trained."
-    print(
-        write("candidates", "python -m experiments bench candidates", [note, table(header, rows)])
-    )
+    for method in METHODS:
+        cells = [points.get(f"{n} | {method} | {t}") for n in NETWORKS for t in TIMES]
+        rows.append([method, *(f"{c['dev']:.2f}" if c else "not run" for c in cells)])
+    header = ("sensitivity by", *(f"{name}, {times}x" for name in NETWORKS for times in TIMES))
+    return table(header, rows)

@@ -1,4 +1,4 @@
-"""CIFAR-10 networks to measure on: their images, and how many of the test set they get right."""
+"""Pre-trained CIFAR-10 networks for benchmarks, with their images and accuracy."""
 
 import math
 import warnings
@@ -10,40 +10,46 @@ from torch import Tensor, nn
 
 import entrim
 from experiments.datasets import load_cifar10
-from experiments.models import PRETRAINED, pretrained
+from experiments.models import PRETRAINED, load_pretrained
 
 DEV, REPORT = slice(0, 2000), slice(5000, 10000)
-"""Defaults are chosen on test images of the first half, figures reported on the second half."""
+"""Defaults are chosen on test images of the first half, results reported on the second half."""
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Subject:
+class BenchmarkModel:
     """One trained network with unlabelled training images and the labelled test images."""
 
     name: str
     model: nn.Module
     images: Tensor
-    tests: Tensor
-    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
 
     @classmethod
-    def of(cls, name: str, count: int = 500) -> "Subject":
+    def of(cls, name: str, count: int = 500) -> "BenchmarkModel":
         """Return the network called `name` and `count` training images drawn at random."""
-        how = PRETRAINED[name].normalization
+        normalization = PRETRAINED[name].normalization
         train, test = load_cifar10("train"), load_cifar10("test")
         drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(SEED))[:count]
-        return cls(name, pretrained(name), how(train.images[drawn]), how(test.images), test.labels)
+        return cls(
+            name,
+            load_pretrained(name),
+            train[drawn].normalize(normalization),
+            test.normalize(normalization),
+            test.labels,
+        )
 
     def accuracy(self, model: nn.Module) -> dict[str, float]:
-        """Return the accuracy in percent, to choose by and to report."""
+        """Return the accuracy in percent, for choices and for results."""
         return {
-            "dev": percent_right(model, self.tests[DEV], self.labels[DEV]),
-            "report": percent_right(model, self.tests[REPORT], self.labels[REPORT]),
+            "dev": accuracy(model, self.test_images[DEV], self.test_labels[DEV]),
+            "report": accuracy(model, self.test_images[REPORT], self.test_labels[REPORT]),
         }
 
-    def sparsified(self, **options: Any) -> dict[str, Any]:
-        """Return what `sparsify` with these options saves and costs, nothing trained."""
+    def prune(self, **options: Any) -> dict[str, Any]:
+        """Return what `sparsify` with these options saves and costs, without training."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = entrim.sparsify(self.model, self.images, **options)
@@ -58,7 +64,7 @@ class Subject:
 
 
 @torch.no_grad()
-def percent_right(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 500) -> float:
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 500) -> float:
     """Return the accuracy of `model` in percent."""
     model.eval()
     pairs = zip(images.split(batch), labels.split(batch), strict=True)

@@ -1,6 +1,6 @@
-"""What distillation brings back on ResNet-20, with 500 and with 5,000 unlabelled images.
+"""The accuracy that distillation recovers on ResNet-20, with 500 and 5,000 unlabelled images.
 
-`python -m experiments bench distill` measures everything that its ledger lacks, then writes the
+`python -m experiments bench distill` measures what is missing in its ledger, then writes the
 tables; with names of parts (report, choose) only those. Needs ENTRIM_ASSETS.
 """
 
@@ -17,23 +17,21 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 import entrim
-from entrim.calibration.data import CalibrationData
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task
 from entrim.distillation.trainer import TrainingConfig, TrainingTask, train
-from experiments.benchmarks.cifar import DEV, Subject, interval, percent_right
+from experiments.benchmarks.cifar import DEV, BenchmarkModel, accuracy, interval
 from experiments.benchmarks.curves import INNER
-from experiments.benchmarks.ledger import Ledger, networks_at_hand
-from experiments.benchmarks.record import table, write
+from experiments.benchmarks.record import Ledger, has_weights, table, write
 
 NAME = "cifar10_resnet20"
 CALIBRATION = 500
 FRACTIONS = (0.33, 0.5)
 """Channels kept inside the blocks: 3 and 2 times fewer MACs."""
 RUNS = ((500, 10), (5000, 4), (500, 30))
-"""Images to learn from, and epochs."""
+"""Training images and epochs."""
 DEFAULT = TrainingConfig(epochs=4, batch=64, learning_rate=1e-3, mode="eval")
-LOOKS = {"shift": 1 / 16, "flip": False}
+AUGMENTATION = {"shift": 1 / 16, "flip": False}
 CHOICES: dict[str, dict[str, Any]] = {
     "default": {},
     "BatchNorm as in training": {"mode": "train"},
@@ -51,34 +49,36 @@ Points = Mapping[str, Mapping[str, Any]]
 
 
 @cache
-def subject() -> Subject:
-    """Return ResNet-20 with 5,000 images, of which the first 500 are those of the cut."""
-    return Subject.of(NAME, 5000)
+def benchmark_model() -> BenchmarkModel:
+    """Return ResNet-20 with 5,000 images, the first 500 for pruning."""
+    return BenchmarkModel.of(NAME, 5000)
 
 
 @cache
-def cut(fraction: float) -> entrim.SparsifyResult:
-    """Return the network with this part of the channels inside its blocks, nothing trained."""
+def prune(fraction: float) -> entrim.SparsifyResult:
+    """Return the network with this fraction of the channels inside its blocks, not trained."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return entrim.sparsify(
-            subject().model,
-            subject().images[:CALIBRATION],
-            layers=INNER,
-            widths={INNER: fraction},
+            benchmark_model().model,
+            benchmark_model().images[:CALIBRATION],
+            entrim.Widths(fraction),
+            include=INNER,
             selector="greedy",
         )
 
 
-def start(fraction: float) -> dict[str, Any]:
-    """Return what the cut alone holds."""
-    size = cut(fraction).record
-    return {"macs": size.before.macs / size.after.macs, **subject().accuracy(cut(fraction).model)}
+def evaluate_pruned(fraction: float) -> dict[str, Any]:
+    """Return the accuracy of the pruned network."""
+    result = prune(fraction)
+    macs = result.record.before.macs / result.record.after.macs
+    return {"macs": macs, **benchmark_model().accuracy(result.model)}
 
 
-def distilled(fraction: float, count: int, epochs: int) -> dict[str, Any]:
-    """Return what distillation with the defaults brings back."""
-    better = entrim.distill(cut(fraction), subject().images[:count], epochs=epochs)
+def evaluate_distilled(fraction: float, count: int, epochs: int) -> dict[str, Any]:
+    """Return the accuracy after distillation with the defaults."""
+    images = benchmark_model().images[:count]
+    better = entrim.distill(prune(fraction), images, entrim.Distillation(epochs=epochs))
     done = better.record.distilled
     assert done is not None
     return {
@@ -86,25 +86,24 @@ def distilled(fraction: float, count: int, epochs: int) -> dict[str, Any]:
         "after": done.after,
         "epoch": done.best,
         "seconds": round(done.seconds, 1),
-        **subject().accuracy(better.model),
+        **benchmark_model().accuracy(better.model),
     }
 
 
-def chosen(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accuracy to choose by at 3 times fewer MACs, with some of the recipe changed."""
-    looks = {key: changes.get(key, value) for key, value in LOOKS.items()}
-    rest = {k: v for k, v in changes.items() if k not in (*LOOKS, "temperature", "features")}
-    images = CalibrationData({"": subject().images[:count]})
-    heat = changes.get("temperature", 4.0)
-    task = distillation_task(
-        subject().model, images, count // 10, Augmentation(**looks), heat, seed=0
-    )
+def evaluate_choice(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the accuracy for choices at 3 times fewer MACs, with some settings changed."""
+    tested = benchmark_model()
+    augment = Augmentation(**{key: changes.get(key, v) for key, v in AUGMENTATION.items()})
+    others = (*AUGMENTATION, "temperature", "features")
+    rest = {key: value for key, value in changes.items() if key not in others}
+    images = entrim.Pruner(tested.model, tested.images[:count]).images
+    temperature = changes.get("temperature", 4.0)
+    task = distillation_task(tested.model, images, count // 10, augment, temperature, seed=0)
     if "features" in changes:
         task = with_features(task, changes["features"])
-    found = train(cut(FRACTIONS[0]).model, task, replace(DEFAULT, **rest))
-    right = percent_right(found.model, subject().tests[DEV], subject().labels[DEV])
+    found = train(prune(FRACTIONS[0]).model, task, replace(DEFAULT, **rest))
     return {
-        "dev": right,
+        "dev": accuracy(found.model, tested.test_images[DEV], tested.test_labels[DEV]),
         "before": found.before,
         "after": found.after,
         "epoch": found.best,
@@ -115,36 +114,36 @@ def chosen(count: int, changes: Mapping[str, Any]) -> dict[str, Any]:
 def with_features(task: TrainingTask, share: float) -> TrainingTask:
     """Return the task with the relative errors of the outputs of the three stages in its loss.
 
-    Both networks are asked on the same views of the images: the student's first layer tells which.
-    The residual stream is not cut, so the outputs of both have the same channels.
+    Both networks run on the same augmented images: those at the student's first layer. The residual
+    stream is not pruned, so the outputs of both have the same channels.
     """
-    teacher = subject().model
+    teacher = benchmark_model().model
 
     def loss(model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
-        with _watching(model, "conv1", *STAGES) as own:
+        with _capture(model, "conv1", *STAGES) as student:
             total = task.loss(model, index, generator)
-        with torch.no_grad(), _watching(teacher, *STAGES) as aim:
-            teacher(own["conv1"][0])
-        apart = [F.mse_loss(own[s][1], aim[s][1]) / aim[s][1].var() for s in STAGES]
-        return total + share * torch.stack(apart).mean()
+        with torch.no_grad(), _capture(teacher, *STAGES) as target:
+            teacher(student["conv1"][0])
+        errors = [F.mse_loss(student[s][1], target[s][1]) / target[s][1].var() for s in STAGES]
+        return total + share * torch.stack(errors).mean()
 
     return replace(task, loss=loss, identity=f"{task.identity} {share}")
 
 
 @contextmanager
-def _watching(model: nn.Module, *names: str) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Yield what these layers read and put out, until the end of the block."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+def _capture(model: nn.Module, *names: str) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Yield the inputs and outputs of these layers, captured until the end of the block."""
+    captured: dict[str, tuple[Tensor, Tensor]] = {}
 
     def hook(name: str) -> RemovableHandle:
         def keep(_: nn.Module, x: tuple[Tensor, ...], y: Tensor) -> None:
-            seen[name] = x[0], y
+            captured[name] = x[0], y
 
         return model.get_submodule(name).register_forward_hook(keep)
 
     hooks = [hook(name) for name in names]
     try:
-        yield seen
+        yield captured
     finally:
         for one in hooks:
             one.remove()
@@ -162,19 +161,19 @@ def measure(ledger: Ledger, parts: Sequence[str]) -> None:
 
 def _measure_report(ledger: Ledger) -> None:
     for fraction in FRACTIONS:
-        ledger.point(f"{fraction} cut", lambda f=fraction: start(f))
+        ledger.point(f"{fraction} pruned", lambda f=fraction: evaluate_pruned(f))
     for count, epochs in RUNS:
         for fraction in FRACTIONS:
             ledger.point(
                 f"{fraction} distilled {count} {epochs}",
-                lambda f=fraction, n=count, e=epochs: distilled(f, n, e),
+                lambda f=fraction, n=count, e=epochs: evaluate_distilled(f, n, e),
             )
 
 
 def _measure_choices(ledger: Ledger) -> None:
     for count in (5000, 500):
         for name, changes in CHOICES.items():
-            ledger.point(f"choose {count} {name}", lambda n=count, c=changes: chosen(n, c))
+            ledger.point(f"choose {count} {name}", lambda n=count, c=changes: evaluate_choice(n, c))
 
 
 def report_section(points: Points) -> str:
@@ -183,19 +182,20 @@ def report_section(points: Points) -> str:
     for fraction in FRACTIONS:
         for key, point in points.items():
             if key.startswith(f"{fraction} "):
-                _, way, *how = key.split()
-                right = f"{point['report']:.2f} ± {interval(point['report']):.2f}"
-                macs = points[f"{fraction} cut"]["macs"]
+                _, state, *settings = key.split()
+                shown = f"{point['report']:.2f} ± {interval(point['report']):.2f}"
+                macs = points[f"{fraction} pruned"]["macs"]
                 seconds = point.get("seconds", "")
-                rows.append([f"{macs:.2f}x", way, *(how or ("", "")), point["dev"], right, seconds])
+                training = settings or ("", "")
+                rows.append([f"{macs:.2f}x", state, *training, point["dev"], shown, seconds])
     header = (
-        "MACs fewer", "way", "images", "epochs", "to choose by", "accuracy, %", "seconds"
+        "MACs fewer", "network", "images", "epochs", "for choices", "accuracy, %", "seconds"
     )  # fmt: skip
-    return f"## {NAME}, cut with {CALIBRATION} images\n\n{table(header, rows)}"
+    return f"## {NAME}, pruned with {CALIBRATION} images\n\n{table(header, rows)}"
 
 
 def choice_section(points: Points) -> str:
-    """Return what the defaults were chosen by."""
+    """Return the results by which the defaults were chosen."""
     rows = [
         [
             *key.split(maxsplit=2)[1:],
@@ -207,7 +207,7 @@ def choice_section(points: Points) -> str:
         for key, p in points.items()
         if key.startswith("choose ")
     ]
-    header = ("images", "recipe", "to choose by", "held out, before", "after", "best epoch")
+    header = ("images", "setting", "for choices", "hold-out loss before", "after", "best epoch")
     if not rows:
         return "`choose` was not run."
     return f"## One thing changed, {DEFAULT.epochs} epochs\n\n{table(header, rows)}"
@@ -215,9 +215,9 @@ def choice_section(points: Points) -> str:
 
 def main(parts: Sequence[str]) -> None:
     """Measure what is missing and write the tables."""
-    if not networks_at_hand():
+    if not has_weights():
         return
-    ledger = Ledger.called("distill")
+    ledger = Ledger.open("distill")
     measure(ledger, parts)
     points = ledger.points()
     sections = [report_section(points), choice_section(points)]

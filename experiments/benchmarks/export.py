@@ -1,7 +1,7 @@
-"""What ResNet-20 loses on its way to ONNX and to eight bits, whole and cut to half its MACs.
+"""The accuracy of ResNet-20 as ONNX and in eight bits, original and pruned to half its MACs.
 
-`python -m experiments bench export` measures everything that its ledger lacks, then writes the
-table. Needs ENTRIM_ASSETS.
+`python -m experiments bench export` measures what is missing in its ledger, then writes the table.
+Needs ENTRIM_ASSETS.
 """
 
 import warnings
@@ -14,45 +14,44 @@ from torch import Tensor, nn
 import entrim
 from entrim.export.formats import Exported, to_int8, to_onnx
 from entrim.export.parity import Parity
-from experiments.benchmarks.cifar import REPORT, Subject, interval
-from experiments.benchmarks.ledger import Ledger, networks_at_hand
-from experiments.benchmarks.record import table, write
+from experiments.benchmarks.cifar import REPORT, BenchmarkModel, interval
+from experiments.benchmarks.record import Ledger, has_weights, table, write
 
 NAME = "cifar10_resnet20"
 BUDGET = 0.5
 COUNTS = (500, 100, 30)
-"""Images that int8 is calibrated on."""
+"""Calibration images for int8."""
 HEADER = ("network", "file", "bytes", "relative error", "same class", "accuracy, %", "± (95 %)")
 Outputs = tuple[Tensor, ...]
 
 
 @cache
-def subject() -> Subject:
+def benchmark_model() -> BenchmarkModel:
     """Return the network with 500 training images, and the test images."""
-    return Subject.of(NAME)
+    return BenchmarkModel.of(NAME)
 
 
-def half() -> nn.Module:
-    """Return the network cut to half its MACs, nothing trained."""
+def prune_to_half() -> nn.Module:
+    """Return the network pruned to half its MACs, not trained."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        budget = entrim.Budget(macs=BUDGET)
-        return entrim.sparsify(subject().model, subject().images, budget=budget).model
+        tested, budget = benchmark_model(), entrim.Budget(macs=BUDGET)
+        return entrim.sparsify(tested.model, tested.images, budget).model
 
 
-def measured(model: nn.Module) -> dict[str, Any]:
-    """Return what each file of `model` says to the test images that are reported on."""
-    tests, images = subject().tests[REPORT], subject().images
+def measure_files(model: nn.Module) -> dict[str, Any]:
+    """Return size and accuracy of each file of `model`."""
+    tests, images = benchmark_model().test_images[REPORT], benchmark_model().images
     intact = _outputs(model, tests)
     plain = to_onnx(model, images)
-    said = plain.outputs(tests)
-    found = {"PyTorch": {"accuracy": _percent(intact)}}
-    found["ONNX, float32"] = _row(plain, said, intact)
+    single = plain.outputs(tests)
+    found = {"PyTorch": {"accuracy": _accuracy(intact)}}
+    found["ONNX, float32"] = _row(plain, single, intact)
     for count in COUNTS:
         with warnings.catch_warnings():  # 30 images are few, on purpose
             warnings.simplefilter("ignore", UserWarning)
             eight = to_int8(plain, images[:count])
-        found[f"ONNX, int8 from {count} images"] = _row(eight, eight.outputs(tests), said)
+        found[f"ONNX, int8 from {count} images"] = _row(eight, eight.outputs(tests), single)
     return found
 
 
@@ -61,28 +60,31 @@ def _outputs(model: nn.Module, images: Tensor) -> Outputs:
     return (torch.cat([model(batch) for batch in images.split(500)]),)
 
 
-def _row(made: Exported, said: Outputs, wanted: Outputs) -> dict[str, Any]:
-    parity = Parity.of(said, wanted)
+def _row(exported: Exported, outputs: Outputs, reference: Outputs) -> dict[str, Any]:
+    parity = Parity.of(outputs, reference)
     return {
-        "bytes": len(made.content),
+        "bytes": len(exported.content),
         "relative": parity.relative,
         "same": f"{parity.same} of {parity.images}",
-        "accuracy": _percent(said),
+        "accuracy": _accuracy(outputs),
     }
 
 
-def _percent(said: Outputs) -> float:
-    return 100 * float((said[0].argmax(1) == subject().labels[REPORT]).double().mean())
+def _accuracy(outputs: Outputs) -> float:
+    labels = benchmark_model().test_labels[REPORT]
+    return 100 * float((outputs[0].argmax(1) == labels).double().mean())
 
 
 def main() -> None:
     """Measure both networks, and write the table."""
-    if not networks_at_hand():
+    if not has_weights():
         return
-    ledger = Ledger.called("export")
+    ledger = Ledger.open("export")
     points = {
-        "whole": ledger.point(f"{NAME} whole", lambda: measured(subject().model)),
-        "half the MACs": ledger.point(f"{NAME} macs {BUDGET}", lambda: measured(half())),
+        "whole": ledger.point(f"{NAME} whole", lambda: measure_files(benchmark_model().model)),
+        "half the MACs": ledger.point(
+            f"{NAME} macs {BUDGET}", lambda: measure_files(prune_to_half())
+        ),
     }
     columns = ("bytes", "relative", "same", "accuracy")
     rows = [
@@ -92,7 +94,7 @@ def main() -> None:
         if file != "key"
     ]
     text = (
-        "CIFAR-10 test images 5,000 to 9,999; nothing trained after the cut. ONNX in float32 is "
+        "CIFAR-10 test images 5,000 to 9,999; nothing trained after pruning. ONNX in float32 is "
         "compared with PyTorch, int8 with ONNX in float32."
     )
     print(write("Export", "python -m experiments bench export", [text, table(HEADER, rows)]))

@@ -1,12 +1,11 @@
-"""How many images, and how many positions of each: accuracy, kept sets and seconds on ResNet-20."""
+"""The number of images and of positions in each: accuracy, kept channels, seconds."""
 
 from typing import Any
 
-import torch
-
-from experiments.benchmarks.cifar import Subject
+from entrim import Calibration, Widths
+from experiments.benchmarks.cifar import BenchmarkModel
 from experiments.benchmarks.curves import INNER
-from experiments.benchmarks.ledger import Ledger
+from experiments.benchmarks.record import Ledger
 
 NAME = "cifar10_resnet20"
 COUNTS = (25, 50, 100, 250, 500, 1000, 2500, 10000)
@@ -14,15 +13,16 @@ POSITIONS = (4, 16, 64)
 
 
 def measure_images(ledger: Ledger) -> None:
-    """Measure the default at half the channels for growing numbers of images, then positions."""
+    """Measure the default at half the channels by the number of images, then of positions."""
     for count in COUNTS:
-        ledger.point(f"{NAME} images {count}", lambda n=count: _half(n))
+        ledger.point(f"{NAME} images {count}", lambda n=count: _prune_half(n))
     for positions in POSITIONS:
-        ledger.point(f"{NAME} positions {positions}", lambda p=positions: _half(500, positions=p))
+        calibration = Calibration(n_positions=positions)
+        ledger.point(
+            f"{NAME} positions {positions}",
+            lambda c=calibration: _prune_half(500, calibration=c),
+        )
 
 
-def _half(count: int, **options: Any) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    return Subject.of(NAME, count).sparsified(
-        layers=INNER, widths={INNER: 0.5}, generator=generator, **options
-    )
+def _prune_half(count: int, **options: Any) -> dict[str, Any]:
+    return BenchmarkModel.of(NAME, count).prune(include=INNER, budget=Widths(0.5), **options)

@@ -8,46 +8,50 @@ import torch
 from torch import nn
 
 import entrim
-from experiments.benchmarks.cifar import Subject, percent_right
-from experiments.benchmarks.ledger import Ledger
+from entrim import EntropicPenalty, Reconstruction, Widths
+from experiments.benchmarks.cifar import BenchmarkModel, accuracy
+from experiments.benchmarks.record import Ledger
 from experiments.datasets import imagenet_samples, load_cifar10
-from experiments.models import PRETRAINED, pretrained
+from experiments.models import PRETRAINED, load_pretrained
 from experiments.paper.published import widths
 
 VGG, R50 = "cifar10_vgg16", "imagenet_resnet50"
-RAW = {"mode": "independent", "refit": False}
 ROW = "conv_all+fc"
-"""Of the paper's table: everything that it cuts."""
+"""The row of the paper's table that prunes all layers."""
 EPS = (1e-5, 3e-6, 1e-4)
-"""The first two around the paper's sparsity of 88.7 %, the last its own strength."""
+"""The first two around the paper's sparsity of 88.7 %, the last the value of the paper."""
 STEPS, BATCH = 40, 128
 
 
 def measure_vgg(ledger: Ledger) -> None:
     """Measure VGG-16 at the paper's widths and at our own."""
-    subject = Subject.of(VGG)
-    ledger.point(f"{VGG} intact", lambda: subject.accuracy(subject.model))
+    tested = BenchmarkModel.of(VGG)
+    ledger.point(f"{VGG} intact", lambda: tested.accuracy(tested.model))
     for eps in EPS:
-        options = {"eps_w": -eps, "eps_l2": eps}
-        ledger.point(f"{VGG} eps {eps} default", lambda o=options: subject.sparsified(**o))
-    wanted = _narrower(widths("VGG-16", ROW))
-    fixed = {"widths": wanted, "selector": "magnitude"}
-    ledger.point(f"{VGG} {ROW} magnitude", lambda: subject.sparsified(**fixed))
-    raw = {"eps_w": -EPS[-1], "eps_l2": EPS[-1], **RAW}
-    ledger.point(f"{VGG} eps {EPS[-1]} paper", lambda: subject.sparsified(**raw))
-    slow = {"widths": wanted}
-    ledger.point(f"{VGG} {ROW} default", lambda: subject.sparsified(**slow))
+        penalty = EntropicPenalty(eps_w=-eps, eps_l2=eps)
+        ledger.point(f"{VGG} eps {eps} default", lambda p=penalty: tested.prune(budget=p))
+    printed = Widths(_pruned_widths(widths("VGG-16", ROW)))
+    ledger.point(
+        f"{VGG} {ROW} magnitude", lambda: tested.prune(budget=printed, selector="magnitude")
+    )
+    raw = {
+        "budget": EntropicPenalty(eps_w=-EPS[-1], eps_l2=EPS[-1]),
+        "reconstruction": Reconstruction(weights="solution"),
+    }
+    ledger.point(f"{VGG} eps {EPS[-1]} paper", lambda: tested.prune(**raw))
+    ledger.point(f"{VGG} {ROW} default", lambda: tested.prune(budget=printed))
 
 
 def measure_time(ledger: Ledger) -> None:
     """Measure a whole run on VGG-16 against an epoch of training, in one process."""
-    subject = Subject.of(VGG)
+    tested = BenchmarkModel.of(VGG)
 
-    def both() -> dict[str, Any]:
+    def run() -> dict[str, Any]:
         begin = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = entrim.sparsify(subject.model, subject.images, -EPS[-1], EPS[-1])
+            penalty = EntropicPenalty(eps_w=-EPS[-1], eps_l2=EPS[-1])
+            result = entrim.sparsify(tested.model, tested.images, penalty)
         seconds = time.perf_counter() - begin
         epoch = _epoch_seconds()
         return {
@@ -58,14 +62,14 @@ def measure_time(ledger: Ledger) -> None:
             "threads": torch.get_num_threads(),
         }
 
-    ledger.point(f"{VGG} time", both)
+    ledger.point(f"{VGG} time", run)
 
 
 def _epoch_seconds() -> float:
     """Return the seconds of one epoch of training, extrapolated from some steps."""
     train = load_cifar10("train")
     images = PRETRAINED[VGG].normalization(train.images[: STEPS * BATCH])
-    model = pretrained(VGG).train()
+    model = load_pretrained(VGG).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     begin = time.perf_counter()
     for x, y in zip(images.split(BATCH), train.labels.split(BATCH), strict=False):
@@ -76,22 +80,22 @@ def _epoch_seconds() -> float:
 
 
 def measure_resnet50(ledger: Ledger) -> None:
-    """Measure ResNet-50 on samples of ImageNet: every second one to look at, the others to test."""
+    """Measure ResNet-50 on ImageNet samples: half for calibration, the others to test."""
     samples = imagenet_samples()
-    how = PRETRAINED[R50].normalization
-    images = how(samples.images[::2])
-    test, labels = how(samples.images[1::2]), samples.labels[1::2]
-    model = pretrained(R50)
-    ledger.point(f"{R50} intact", lambda: {"report": percent_right(model, test, labels, 50)})
+    normalization = PRETRAINED[R50].normalization
+    images = normalization(samples.images[::2])
+    test, labels = normalization(samples.images[1::2]), samples.labels[1::2]
+    model = load_pretrained(R50)
+    ledger.point(f"{R50} intact", lambda: {"report": accuracy(model, test, labels, 50)})
     for fraction in (0.7, 0.85):
-        ways = {
+        methods = {
             "default": {"selector": "greedy"},
-            "magnitude, old weights": {"selector": "magnitude", **RAW},
+            "magnitude, old weights": {"selector": "magnitude", "reconstruction": None},
         }
-        for name, options in ways.items():
-            inner = {"layers": ("*.conv1", "*.conv2"), "widths": {"*": fraction}, **options}
+        for name, options in methods.items():
+            inner = {"include": ("*.conv1", "*.conv2"), "budget": Widths(fraction), **options}
 
-            def once(o: dict[str, Any] = inner) -> dict[str, Any]:
+            def run(o: dict[str, Any] = inner) -> dict[str, Any]:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     r = entrim.sparsify(model, images, **o)
@@ -99,17 +103,17 @@ def measure_resnet50(ledger: Ledger) -> None:
                     "macs": r.record.before.macs / r.record.after.macs,
                     "params": r.record.before.params / r.record.after.params,
                     "seconds": {k: round(v, 1) for k, v in r.record.seconds.items()},
-                    "report": percent_right(r.model, test, labels, 50),
+                    "report": accuracy(r.model, test, labels, 50),
                 }
 
-            ledger.point(f"{R50} {name} {fraction}", once)
+            ledger.point(f"{R50} {name} {fraction}", run)
 
 
-def _narrower(wanted: dict[str, int]) -> dict[str, int | float]:
-    """Return the widths without the layers that stay whole."""
-    model = pretrained(VGG)
+def _pruned_widths(printed: dict[str, int]) -> dict[str, int | float]:
+    """Return the widths of the layers that are pruned."""
+    model = load_pretrained(VGG)
     return {
         name: width
-        for name, width in wanted.items()
+        for name, width in printed.items()
         if width < model.get_parameter(f"{name}.weight").shape[0]
     }

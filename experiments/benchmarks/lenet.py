@@ -1,4 +1,4 @@
-"""The LeNet of the paper, trained by its recipe, and the moments of its prunable layers."""
+"""The LeNet of the paper, trained as published, and the rows of its layers."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from experiments.work import Work, work_folder
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the percentage of `images` that `model` classifies right."""
+    """Return the percentage of `images` that `model` classifies correctly."""
     hits = sum(
         int((model(x).argmax(1) == y).sum())
         for x, y in zip(images.split(1000), labels.split(1000), strict=True)
@@ -18,8 +18,8 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return 100 * hits / len(images)
 
 
-def trained_lenet(seed: int = 0) -> LeNet:
-    """Return LeNet trained by the paper's recipe, from the cache when it is there."""
+def load_lenet(seed: int = 0) -> LeNet:
+    """Return LeNet trained as in the paper, from the cache if it is there."""
     model = models.lenet(Work(work_folder()), seed).model
     assert isinstance(model, LeNet)
     return model
@@ -27,7 +27,7 @@ def trained_lenet(seed: int = 0) -> LeNet:
 
 @torch.no_grad()
 def layer_rows(model: nn.Module, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows (inputs, outputs) that the Linear layer `name` sees on `images`."""
+    """Return the rows (inputs, outputs) of the Linear layer `name` on `images`."""
     rows: list[tuple[Tensor, Tensor]] = []
     layer = model.get_submodule(name)
     hook = layer.register_forward_hook(lambda _, x, y: rows.append((x[0].detach(), y.detach())))

@@ -1,4 +1,4 @@
-"""What following and cutting channels costs, and what a half cut saves."""
+"""The cost of tracing and pruning, and the savings of a half-size network."""
 
 import copy
 import math
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 import entrim
 from entrim.surgery.prune import PrunedModel, prune, slice_model
-from experiments.benchmarks.record import table, timed, verdict, write
+from experiments.benchmarks.record import check_line, measure_time, table, write
 from experiments.models import ZOO, Entry
 
 REPEATS = 3
 ROUNDS, PASSES = 7, 6
-"""Latency before and after is measured in turns: a busy machine then slows both alike."""
+"""Latency before and after is interleaved, so that other load affects both."""
 BATCHES = {"ResNet-50": (1, 8)}
-"""Images at once when latency is measured, where they are not 1 and 32."""
+"""Batch sizes for latency, where they are not 1 and 32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A network of the zoo, cut in half, and the seconds that this took."""
+    """A network pruned to half its channels, and the seconds that this takes."""
 
     name: str
     entry: Entry
@@ -32,41 +32,41 @@ class Case:
     graph: entrim.ChannelGraph
     result: PrunedModel
     trace: float
-    cut: float
+    prune: float
     slices: float
-    """The cut without its proof."""
+    """Pruning without verification."""
 
     @classmethod
     def of(cls, name: str) -> "Case":
-        """Return the case called `name`, every second unit of every group removed."""
+        """Return the network called `name` without every second channel of each group."""
         model, images = ZOO[name].model(), ZOO[name].images(2)
-        graph, trace = timed(lambda: entrim.trace(model, images), REPEATS)
+        graph, trace = measure_time(lambda: entrim.trace(model, images), REPEATS)
         plan = entrim.Plan({group.name: range(0, group.channels, 2) for group in graph.groups})
-        result, seconds = timed(lambda: prune(model, plan, images, graph=graph), REPEATS)
-        _, slices = timed(lambda: slice_model(model, graph, plan.kept), REPEATS)
+        result, seconds = measure_time(lambda: prune(model, plan, images, graph=graph), REPEATS)
+        _, slices = measure_time(lambda: slice_model(model, graph, plan.kept), REPEATS)
         return cls(name, ZOO[name], model, graph, result, trace, seconds, slices)
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """torch-pruning on the same network and the same half cut."""
+    """torch-pruning on the same network and the same channels."""
 
     build: float
     prune: float
     answer: str
-    """What its smaller network computes, beside the one that was proven."""
+    """Whether its network computes the same as the verified one."""
 
     @classmethod
     def of(cls, case: Case) -> "Theirs":
-        """Return its seconds, each time on a fresh copy, and what came of it."""
+        """Return its seconds, each time on a new copy, and whether the result is correct."""
         images = case.entry.images(2)
         copies = [copy.deepcopy(case.model) for _ in range(REPEATS)]
         built: list[tuple[nn.Module, tp.DependencyGraph]] = []
-        _, build = timed(lambda: built.append(_dependencies(copies.pop(), images)), REPEATS)
+        _, build = measure_time(lambda: built.append(_dependencies(copies.pop(), images)), REPEATS)
         try:
-            small, prune = timed(lambda: _halved(*built.pop(), case.graph), REPEATS)
+            small, prune = measure_time(lambda: _prune_half(*built.pop(), case.graph), REPEATS)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            return cls(build, math.nan, f"cannot cut it: {_brief(error)}")
+            return cls(build, math.nan, f"cannot prune it: {_brief(error)}")
         return cls(build, prune, _answer(small, case.result.model, images))
 
 
@@ -74,7 +74,7 @@ def _dependencies(model: nn.Module, images: Tensor) -> tuple[nn.Module, tp.Depen
     return model, tp.DependencyGraph().build_dependency(model, example_inputs=images)
 
 
-def _halved(
+def _prune_half(
     model: nn.Module, dependencies: tp.DependencyGraph, graph: entrim.ChannelGraph
 ) -> nn.Module:
     for group in graph.groups:
@@ -88,20 +88,20 @@ def _halved(
 
 @torch.no_grad()
 def _answer(theirs: nn.Module, ours: nn.Module, images: Tensor) -> str:
-    wanted = ours(images)
+    reference = ours(images)
     try:
-        apart = float((theirs(images) - wanted).abs().max() / wanted.abs().max())
-    except RuntimeError as error:
-        return f"does not run: {_brief(error)}"
-    return "the same" if apart < 1e-4 else f"WRONG by {apart:.1e}"
+        error = float((theirs(images) - reference).abs().max() / reference.abs().max())
+    except RuntimeError as failure:
+        return f"does not run: {_brief(failure)}"
+    return "the same" if error < 1e-4 else f"WRONG by {error:.1e}"
 
 
 def _brief(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def tracing_and_cutting(cases: list[Case]) -> str:
-    """Return the seconds of following and cutting, beside torch-pruning on the same cut."""
+def tracing_and_pruning(cases: list[Case]) -> str:
+    """Return the seconds of tracing and pruning, beside torch-pruning on the same channels."""
     theirs = [Theirs.of(case) for case in cases]
     rows = [
         (
@@ -110,7 +110,7 @@ def tracing_and_cutting(cases: list[Case]) -> str:
             case.trace,
             other.build,
             case.trace / other.build,
-            case.cut,
+            case.prune,
             case.slices,
             other.prune,
             max(case.result.proof.sliced, case.result.proof.final),
@@ -120,19 +120,19 @@ def tracing_and_cutting(cases: list[Case]) -> str:
     ]
     header = (
         *("network", "groups", "trace, s", "torch-pruning builds, s", "ratio"),
-        *("cut and proof, s", "cut alone, s", "torch-pruning prunes, s"),
-        *("proven to", "outputs of torch-pruning"),
+        *("pruning and verification, s", "pruning alone, s", "torch-pruning prunes, s"),
+        *("verified to", "outputs of torch-pruning"),
     )
     proven = all(case.result.proof.final <= case.result.proof.tolerance for case in cases)
     same = sum(other.answer == "the same" for other in theirs)
     return "\n\n".join(
         [
-            "## Following and cutting\n\nEvery second unit of every group goes. Our trace exports "
-            "the network, cuts it for trial and compares in double precision; our cut makes a new "
-            "network and proves it twice. torch-pruning cuts in place and proves nothing. Two "
-            f"images, median of {REPEATS}, after one run for warm-up.",
+            "## Tracing and pruning\n\nEvery second channel of every group is removed. Our trace "
+            "exports the network, prunes it for trial and compares in double precision; our "
+            "pruning creates a new network and verifies it twice. torch-pruning prunes in place, "
+            f"unverified. Two images, median of {REPEATS}, after one run for warm-up.",
             table(header, rows),
-            verdict("every cut is proven within its tolerance", proven),
+            check_line("every network is verified within its tolerance", proven),
             f"- torch-pruning computes the same on {same} of {len(cases)} networks",
         ]
     )
@@ -140,7 +140,7 @@ def tracing_and_cutting(cases: list[Case]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """The cost of one network before and after its cut, at one batch."""
+    """The cost of one network before and after pruning, at one batch size."""
 
     name: str
     batch: int
@@ -148,25 +148,25 @@ class Saving:
 
     @classmethod
     def of(cls, case: Case, batch: int) -> "Saving":
-        """Return the saving on `batch` images, measured in turns."""
+        """Return the saving on `batch` images, interleaved."""
         images = case.entry.images(batch)
 
         def cost(net: nn.Module) -> entrim.Measurement:
             return entrim.measure(net, images, repeats=PASSES, threads=1)
 
-        turns = [(cost(case.model), cost(case.result.model)) for _ in range(ROUNDS)]
-        return cls(case.name, batch, turns)
+        rounds = [(cost(case.model), cost(case.result.model)) for _ in range(ROUNDS)]
+        return cls(case.name, batch, rounds)
 
     @property
     def ratios(self) -> list[float]:
-        """How many times faster, round by round, the slowest round first."""
+        """The speedup in each round, ascending."""
         return sorted(big.latency.median / small.latency.median for big, small in self.rounds)
 
     def row(self) -> tuple[object, ...]:
         """Return the row of the table."""
         big, small = self.rounds[0]
         before, after = (
-            1e3 * statistics.median(turn[side].latency.median for turn in self.rounds)
+            1e3 * statistics.median(pair[side].latency.median for pair in self.rounds)
             for side in (0, 1)
         )
         low, high = self.ratios[0], self.ratios[-1]
@@ -178,7 +178,7 @@ class Saving:
 
 
 def saving(cases: list[Case]) -> str:
-    """Return parameters, MACs and measured latency before and after the half cut."""
+    """Return parameters, MACs and measured latency before and after."""
     savings = [
         Saving.of(case, batch) for case in cases for batch in BATCHES.get(case.name, (1, 32))
     ]
@@ -189,22 +189,22 @@ def saving(cases: list[Case]) -> str:
     faster = all(statistics.median(item.ratios) > 1 for item in savings)
     return "\n\n".join(
         [
-            "## What a uniform half cut saves\n\nMACs are of one image. Before and after are "
-            f"measured in turns on one thread, {ROUNDS} rounds of {PASSES} passes; ms are medians, "
+            "## Savings of a half-size network\n\nMACs are of one image. Before and after are "
+            f"interleaved on one thread, {ROUNDS} rounds of {PASSES} passes; ms are medians, "
             "fewer and faster are ratios, before to after; the range of faster is over the rounds.",
             table(header, [item.row() for item in savings]),
-            verdict("the half cut is faster on every network at every batch", faster),
+            check_line("every half-size network is faster at every batch size", faster),
         ]
     )
 
 
 def main() -> None:
-    """Measure, print each section as it comes, write all of them."""
+    """Measure, print each section, write all of them."""
     warnings.simplefilter("ignore")
     Theirs.of(Case.of("LeNet"))
     cases = [Case.of(name) for name in ZOO]
     sections = []
-    for measured in (tracing_and_cutting, saving):
+    for measured in (tracing_and_pruning, saving):
         sections.append(measured(cases))
         print(sections[-1], end="\n\n", flush=True)
     print(write("Network", "python -m experiments bench network", sections))

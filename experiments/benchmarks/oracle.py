@@ -1,4 +1,4 @@
-"""How far the entropic support is from the best of its size, where all subsets can be tried."""
+"""The distance of the entropic selection from the best subset, where all can be tried."""
 
 import torch
 
@@ -10,7 +10,7 @@ LAYERS, CHANNELS = 20, 8
 
 
 def distance_from_the_best() -> str:
-    """Measure the error after refit over the best support's, on small random layers."""
+    """Measure the error after a refit over that of the best subset, on small random layers."""
     layers = [
         entrim.Moments.of(*wide_rows(50, channels=CHANNELS, seed=seed), block=9)
         for seed in range(LAYERS)
@@ -21,19 +21,19 @@ def distance_from_the_best() -> str:
         ratios = torch.tensor(excesses, dtype=torch.float64)
         hits = [f"{int((column < 1 + 1e-9).sum())} of {LAYERS}" for column in ratios.T]
         rows.append([k, *ratios.median(0).values.tolist(), *ratios.max(0).values.tolist(), *hits])
-    names = ["solve_for", "select entropic", "random"]
+    names = ["solve_k", "select entropic", "random"]
     header = [f"{what} {name}" for what in ("median", "worst", "best found by") for name in names]
     return "\n\n".join(
         [
             f"## 7. Distance from the best of all subsets, {LAYERS} random layers of {CHANNELS} "
-            "channels x 9: error after refit over the best support's",
+            "channels x 9: error after a refit over that of the best subset",
             table(["k", *header], rows),
         ]
     )
 
 
 def excess(m: entrim.Moments, k: int, seed: int) -> list[float]:
-    """Return the errors of `solve_for`, of `select`'s entropic and of chance over the best."""
+    """Return the errors of `solve_k`, entropic `select` and random channels over the best."""
     generator = torch.Generator().manual_seed(seed)
     best = entrim.refit(m, entrim.select(m, k=k, method="exhaustive")).mse
     choices = [

@@ -1,8 +1,7 @@
-"""The paper's tables as pictures, drawn from their records.
+"""Plots of the paper's tables, from their records.
 
-`python -m experiments bench paper` reads `experiments/results/reproduce` and draws what the paper's
-cuts lose before any training, printed and here, and what the criteria of others lose at the same
-widths.
+`python -m experiments bench paper` reads `experiments/results/reproduce` and plots the accuracy
+lost before any training: printed and here, and by criteria of others at the same widths.
 """
 
 import json
@@ -23,7 +22,7 @@ TABLES = {
     "VGG-16": ("vgg16-groups", "vgg16-full"),
     "ResNet18": ("resnet18",),
 }
-WAYS = {
+METHODS = {
     "widths": (ORANGE, "s", "its method at its widths, here"),
     "default": (BLUE, "o", "entrim, as many parameters"),
 }
@@ -33,17 +32,17 @@ BASES = {
 }
 TICKS = (0, 0.1, 1, 10, 100)
 LEAST = 0.1
-"""Below it an axis of drops is linear."""
+"""The axis is linear below."""
 Record = Mapping[str, Any]
 
 
 def record(name: str) -> Record:
-    """Return what one experiment found."""
+    """Return the record of one experiment."""
     return json.loads((RESULTS / "reproduce" / f"{name}.json").read_text())
 
 
 def draw_rows(axes: Axes) -> None:
-    """Draw the raw drop of every row: as printed, and as found here."""
+    """Plot the raw drop of every row, printed and ours."""
     names: list[str] = []
     for network, experiments in TABLES.items():
         lines = [
@@ -58,21 +57,21 @@ def draw_rows(axes: Axes) -> None:
             printed = Cell(**line["paper"]).value
             if printed is not None:
                 axes.plot([printed], [height], "D", color=GREY, mfc="none", ms=7)
-            for way, (colour, marker, _) in WAYS.items():
-                if line["ours"][way]:
-                    axes.plot([mean(line["ours"][way])], [height], marker, color=colour, ms=7)
+            for method, (colour, marker, _) in METHODS.items():
+                if line["ours"][method]:
+                    axes.plot([mean(line["ours"][method])], [height], marker, color=colour, ms=7)
     axes.plot([], [], "D", color=GREY, mfc="none", label="the paper, as printed")
-    for colour, marker, label in WAYS.values():
+    for colour, marker, label in METHODS.values():
         axes.plot([], [], marker, color=colour, label=label)
     _finish(axes, names, "points lost before any training")
 
 
 def draw_rivals(axes: Axes) -> None:
-    """Draw the raw drops in all rows, and their median: old weights, and the same rebuilt."""
+    """Plot the raw drops in all rows and their median: original and reconstructed weights."""
     drops: dict[str, list[float]] = {}
     for one in record("comparison")["measured"]:
-        if "cut" in one:
-            lost = one["baseline"] - one["cut"]["accuracy"]
+        if "pruned" in one:
+            lost = one["baseline"] - one["pruned"]["accuracy"]
             drops.setdefault(one["variant"], []).append(lost)
     names = list(dict.fromkeys(name.removesuffix(suffix) for name in drops for suffix in BASES))
     names = [name for name in names if not any(name.endswith(suffix) for suffix in BASES)]
@@ -107,7 +106,7 @@ def _finish(axes: Axes, names: Sequence[str], label: str) -> None:
 
 
 def draw(file: Path) -> Path:
-    """Write both pictures side by side."""
+    """Write both plots side by side."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), dpi=120)
     draw_rows(left)
     draw_rivals(right)
@@ -118,5 +117,5 @@ def draw(file: Path) -> Path:
 
 
 def main() -> None:
-    """Draw the pictures of the documents."""
+    """Write the plots of the documentation."""
     print(draw(PICTURES / "paper.png"))

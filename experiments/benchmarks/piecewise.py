@@ -6,23 +6,23 @@ from typing import Literal
 import numpy as np
 
 Boxes = Literal["separate", "touching"]
-TRUE, PIECES, NOISE, HELD_OUT = 4, 3, 0.1, 2000
+TRUE, PIECES, NOISE, HOLDOUT = 4, 3, 0.1, 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """Rows to learn from, noisy, and rows to be judged by, without noise; variance of f is 1."""
+    """Noisy training rows, and test rows without noise; the variance of f is 1."""
 
     x: np.ndarray
     y: np.ndarray
     x_test: np.ndarray
     f_test: np.ndarray
     pieces: np.ndarray
-    """The true piece of each row to learn from."""
+    """The true piece of each training row."""
 
 
 def piecewise(boxes: Boxes, seed: int, rows: int, features: int) -> Problem:
-    """Return rows of which the first four features decide: a linear map in each of three boxes.
+    """Return rows in which the first four features matter: a linear map in each of three boxes.
 
     Centres are normal with deviation 1.5 in the four true features. `separate`: each box is a cloud
     of deviation 0.5 around its centre. `touching`: features are standard normal, and a row belongs
@@ -30,7 +30,7 @@ def piecewise(boxes: Boxes, seed: int, rows: int, features: int) -> Problem:
     boxes. All other features are standard normal.
     """
     random = np.random.default_rng(seed)
-    total = rows + HELD_OUT
+    total = rows + HOLDOUT
     x = random.standard_normal((total, features))
     centres = 1.5 * random.standard_normal((PIECES, TRUE))
     if boxes == "separate":

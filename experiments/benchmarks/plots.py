@@ -1,4 +1,4 @@
-"""The curves as pictures."""
+"""Plots of the benchmarks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ LOOKS = {
 
 
 def plot_curves(points: Points, name: str, file: Path) -> None:
-    """Draw accuracy against MACs for what each step adds."""
+    """Plot accuracy against MACs for each step of the method."""
     figure, axes = plt.subplots(figsize=(7, 4.5), dpi=120)
     for step in STEPS:
         colour, line, label = LOOKS[step]
@@ -30,7 +30,7 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
     eps = [points.get(f"{name} one eps, + correction {e}") for e in GLOBAL_EPS[name]]
     _line(axes, [p for p in eps if p], GREEN, "-", "default, one eps for all layers")
     stream = [points.get(f"{name} stream too {share}") for share in SHARES[name]]
-    _line(axes, [p for p in stream if p], "black", "-", "default, residual stream cut too")
+    _line(axes, [p for p in stream if p], "black", "-", "default, residual stream pruned too")
     for fraction in FRACTIONS[name]:
         if point := points.get(f"{name} random {fraction}"):
             axes.plot(point["macs"], point["report"], "kx")
@@ -62,7 +62,7 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
 
 
 def plot_images(points: Points, name: str, file: Path) -> None:
-    """Draw accuracy against the number of images."""
+    """Plot accuracy against the number of images."""
     some = {
         int(key.rsplit(" ", 1)[1]): point
         for key, point in points.items()
@@ -86,10 +86,10 @@ def plot_images(points: Points, name: str, file: Path) -> None:
 
 
 def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], file: Path) -> None:
-    """Draw accuracy against what remains, one row for parameters and one for MACs.
+    """Plot accuracy against the remaining size, one row for parameters and one for MACs.
 
-    `looks` names the ways, in the order of the legend, with the cells that they are read from. The
-    last one falls out of the picture below the others, which would be one line beside it.
+    `looks` maps the methods, in the order of the legend, to the cells that contain them. The last
+    one does not determine the range of the axis, because it is far below the others.
     """
     figure, grid = plt.subplots(
         2, len(names), figsize=(3.2 * len(names), 6), dpi=120, squeeze=False
@@ -101,8 +101,8 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
         ):
             axes = grid[row][column]
             lowest = 100.0
-            for (way, source), colour in zip(looks.items(), colours, strict=True):
-                distilled = way.startswith("+")
+            for (method, source), colour in zip(looks.items(), colours, strict=True):
+                distilled = method.startswith("+")
                 value = "distilled" if distilled else "report"
                 some = [
                     (point[kind], point[value])
@@ -115,10 +115,10 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
                     "x:" if distilled else "o-",
                     ms=6 if distilled else 4,
                     color=colour,
-                    label=way,
+                    label=method,
                     zorder=1 if distilled else 2,
                 )
-                if way != list(looks)[-1]:
+                if method != list(looks)[-1]:
                     lowest = min([lowest, *(accuracy for _, accuracy in some)])
             intact = points[f"{name} | intact"]["report"]
             axes.set_ylim(lowest - 0.08 * (intact - lowest), intact + 0.08 * (intact - lowest))

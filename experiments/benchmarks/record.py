@@ -1,13 +1,15 @@
-"""How measurements are written down: dated Markdown with the hardware beside the figures."""
+"""Records of benchmarks: ledgers of measured points, and dated Markdown with the hardware."""
 
 import datetime as dt
+import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,21 +19,60 @@ RESULTS = Path(__file__).parents[1] / "results"
 T = TypeVar("T")
 
 
+def has_weights() -> bool:
+    """Return whether the pre-trained networks can be loaded; print a message if not."""
+    known = bool(os.environ.get("ENTRIM_ASSETS"))
+    if not known:
+        print("skipped: the pre-trained networks are looked for in ENTRIM_ASSETS, which is unset")
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Measured points, one JSON line each: an interrupted benchmark continues after them."""
+
+    file: Path
+
+    @classmethod
+    def open(cls, name: str) -> "Ledger":
+        """Return the ledger called `name` among the results."""
+        RESULTS.mkdir(exist_ok=True)
+        return cls(RESULTS / f"{name}.jsonl")
+
+    def point(self, key: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the point under `key`, measured and written if it is missing."""
+        known = self.points()
+        if key not in known:
+            found = {"key": key, **measure()}
+            with self.file.open("a") as ledger:
+                ledger.write(json.dumps(found) + "\n")
+            print(found, flush=True)
+            return found
+        return known[key]
+
+    def points(self) -> dict[str, dict[str, Any]]:
+        """Return all points by key."""
+        if not self.file.exists():
+            return {}
+        lines = [json.loads(line) for line in self.file.read_text().splitlines()]
+        return {line["key"]: line for line in lines}
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; floats to four significant digits."""
 
     def line(cells: Sequence[object]) -> str:
-        return "| " + " | ".join(map(cell, cells)) + " |"
+        return "| " + " | ".join(map(format_cell, cells)) + " |"
 
     return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
 
 
-def cell(value: object) -> str:
-    """Return one value as a person would write it."""
+def format_cell(value: object) -> str:
+    """Return one value as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def timed(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
+def measure_time(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
     """Return the result of `work` and the median of its seconds over `repeats` runs."""
     results, seconds = [], []
     for _ in range(repeats):
@@ -41,13 +82,13 @@ def timed(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
     return results[-1], statistics.median(seconds)
 
 
-def verdict(name: str, holds: bool) -> str:
-    """Return one line that says whether a bar was met."""
+def check_line(name: str, holds: bool) -> str:
+    """Return one line that says whether a check is met."""
     return f"- {'met' if holds else 'MISSED'}: {name}"
 
 
 def write(name: str, command: str, sections: Sequence[str]) -> Path:
-    """Write the sections under a header that says when, where and how they were measured."""
+    """Write the sections under a header with the date, the command and the hardware."""
     today = dt.date.today().isoformat()
     header = (
         f"# {name}, {today}\n\nMade by `{command}` with entrim {entrim.__version__}, PyTorch "

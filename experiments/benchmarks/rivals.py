@@ -1,4 +1,4 @@
-"""The regressions that SPARTAn is compared with, each with the settings that its search may try."""
+"""The regressions that SPARTAn is compared with, each with its search space."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from entrim.spartan.regressor import SPARTAnRegressor
+from entrim.spartan import SPARTAnRegressor
 
 TRIALS, FOLDS = 12, 3
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Return as many values as there are trials, evenly spread in the logarithm."""
+    """Return as many values as there are trials, evenly spaced in the logarithm."""
     return np.geomspace(low, high, TRIALS).tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A regression, what its search may try, and how to see which features it uses."""
+    """A regression, its search space, and how to find the features that it uses."""
 
     name: str
     model: Callable[[], BaseEstimator]
@@ -37,7 +37,7 @@ class Rival:
     multi_output: bool = True
 
     def search(self, outputs: int, seed: int) -> RandomizedSearchCV:
-        """Return the search, unfitted: the same number of trials on the same folds for everyone."""
+        """Return the search, unfitted: the same number of trials on the same folds for all."""
         model, prefix = self.model(), "regressor__model__"
         if outputs > 1 and not self.multi_output:
             model, prefix = MultiOutputRegressor(model), prefix + "estimator__"
@@ -53,7 +53,7 @@ class Rival:
         )
 
     def features(self, search: RandomizedSearchCV) -> np.ndarray | None:
-        """Return a mask of the features that the best model uses; None where that is all."""
+        """Return a mask of the features that the best model uses; None for all."""
         if self.used is None:
             return None
         model = search.best_estimator_.regressor_[-1]

@@ -1,8 +1,8 @@
-"""Is a search with labels worth it: TPE against chance, pruned against all scored, on digits.
+"""The value of a search with labels: TPE against random, early stopping against none, on digits.
 
-The network is trained on 900 images, cut with 300 of them, tuned on 300 others, and what is found
-is reported on 597 that nothing has seen. Every figure is a mean over networks trained from
-different seeds, with the standard error of the difference where two are compared.
+The network is trained on 900 images, pruned with 300 of them, tuned on 300 others, and results are
+reported on another 597. Every figure is a mean over networks trained from different seeds, with the
+standard error of the difference where two are compared.
 """
 
 import math
@@ -15,8 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import entrim
-from experiments.benchmarks.ledger import Ledger
-from experiments.benchmarks.record import table, verdict, write
+from experiments.benchmarks.record import Ledger, check_line, table, write
 
 SEEDS = range(4)
 TRIALS = 50
@@ -25,10 +24,10 @@ BUDGETS = (0.05, 0.1, 0.2)
 EPOCHS, RATE = 30, 3e-3
 WORST = 80.0
 """The corner of the hypervolume: all parameters, this accuracy."""
-KINDS: dict[str, dict[str, Any]] = {
+SEARCHES: dict[str, dict[str, Any]] = {
     "tpe": {},
     "random": {"sampler": "random"},
-    "tpe, all scored": {"prune": None},
+    "tpe, all scored": {"early_stop": None},
     "tpe, one eps for all layers": {"patterns": "*"},
 }
 
@@ -61,12 +60,12 @@ def train(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the percentage of images whose largest output is the right class."""
+    """Return the percentage of images that are classified correctly."""
     return 100 * float((model(x).argmax(1) == y).double().mean())
 
 
-class Subject:
-    """A trained network, and labelled images in three sets that do not meet."""
+class DigitsModel:
+    """A trained network, and three disjoint sets of labelled images."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -78,7 +77,7 @@ class Subject:
         train(self.model, x[:900], y[:900])
         self.tune, self.test = (x[900:1200], y[900:1200]), (x[1200:], y[1200:])
 
-    def searched(self, **options: Any) -> entrim.SearchResult:
+    def search(self, **options: Any) -> entrim.SearchResult:
         return entrim.search(
             self.model,
             self.images,
@@ -102,42 +101,44 @@ def volume(trials: Sequence[entrim.Trial]) -> float:
     return sum(areas) / (100 - WORST)
 
 
-def found(subject: Subject, kind: str) -> dict[str, Any]:
-    """Return what one search found: hypervolumes, held-out accuracy at budgets, what was spared."""
-    result = subject.searched(**KINDS[kind])
+def run_search(trained: DigitsModel, name: str) -> dict[str, Any]:
+    """Return the result of one search: hypervolumes, test accuracy at budgets, saved time."""
+    result = trained.search(**SEARCHES[name])
     record = result.record
     volumes = {str(n): volume(record.trials[:n]) for n in AFTER}
     at = {}
     for budget in BUDGETS:
         fits = any(t.score is not None and t.params <= budget for t in record.trials)
         small = result.sparsify(result.best(params=budget)).model if fits else None
-        at[str(budget)] = None if small is None else accuracy(small, *subject.test)
-    pruned = [t for t in record.trials if t.reason.startswith("pruned")]
+        at[str(budget)] = None if small is None else accuracy(small, *trained.test)
+    stopped = [t for t in record.trials if t.reason.startswith("pruned")]
     return {
         "volume": volumes,
         "at": at,
-        "pruned": len(pruned),
+        "stopped": len(stopped),
         "same": sum(t.reason.startswith("the network of") for t in record.trials),
-        "wrong": _missed(subject, result, pruned) if kind == "tpe" else None,
-        "saved": record.saved,
+        "wrong": _count_missed(trained, result, stopped) if name == "tpe" else None,
+        "saved": record.seconds_saved,
         "seconds": record.seconds,
     }
 
 
-def _missed(subject: Subject, result: entrim.SearchResult, pruned: Sequence[entrim.Trial]) -> int:
-    """Return how many pruned trials would have been on the front, had they been scored."""
+def _count_missed(
+    trained: DigitsModel, result: entrim.SearchResult, stopped: Sequence[entrim.Trial]
+) -> int:
+    """Return how many of the stopped trials would be on the front, if scored."""
     wrong = 0
-    for trial in pruned:
-        score = accuracy(result.sparsify(trial).model, *subject.tune)
+    for trial in stopped:
+        score = accuracy(result.sparsify(trial).model, *trained.tune)
         rivals = [t for t in result.front if t.params <= trial.params]
         wrong += all(score > (t.score or 0.0) for t in rivals)
     return wrong
 
 
-def uniform(subject: Subject) -> dict[str, Any]:
-    """Return the held-out accuracy of one width for all layers, the largest within each budget."""
-    graph = entrim.trace(subject.model, subject.images[:2])
-    names = [name for name, _ in subject.model.named_parameters()]
+def uniform(trained: DigitsModel) -> dict[str, Any]:
+    """Return the test accuracy of one width for all layers, the largest within each budget."""
+    graph = entrim.trace(trained.model, trained.images[:2])
+    names = [name for name, _ in trained.model.named_parameters()]
 
     def size(fraction: float) -> int:
         kept = {g.name: range(max(1, round(fraction * g.channels))) for g in graph.groups}
@@ -146,22 +147,22 @@ def uniform(subject: Subject) -> dict[str, Any]:
     at = {}
     for budget in BUDGETS:
         width = max(w / 100 for w in range(1, 100) if size(w / 100) <= budget * size(1.0))
-        small = entrim.sparsify(subject.model, subject.images, widths={"*": width}).model
-        at[str(budget)] = accuracy(small, *subject.test)
+        small = entrim.sparsify(trained.model, trained.images, entrim.Widths(width)).model
+        at[str(budget)] = accuracy(small, *trained.test)
     return {"at": at}
 
 
-def allocated(subject: Subject) -> dict[str, Any]:
-    """Return the held-out accuracy of the widths that a budget is given, without any label."""
+def budget(trained: DigitsModel) -> dict[str, Any]:
+    """Return the test accuracy of the widths that a budget allocates, without labels."""
     at = {}
-    for budget in BUDGETS:
-        asked = entrim.Budget(params=budget)
-        small = entrim.sparsify(subject.model, subject.images, budget=asked).model
-        at[str(budget)] = accuracy(small, *subject.test)
+    for share in BUDGETS:
+        target = entrim.Budget(params=share)
+        small = entrim.sparsify(trained.model, trained.images, target).model
+        at[str(share)] = accuracy(small, *trained.test)
     return {"at": at}
 
 
-UNLABELLED = {"one width for all layers": uniform, "a budget, without labels": allocated}
+UNLABELLED = {"one width for all layers": uniform, "a budget, without labels": budget}
 
 
 def mean(values: Sequence[float]) -> float:
@@ -178,16 +179,16 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 def main() -> None:
     """Measure what is missing, and write the tables."""
-    ledger, subjects = Ledger.called("search"), {seed: Subject(seed) for seed in SEEDS}
+    ledger, subjects = Ledger.open("search"), {seed: DigitsModel(seed) for seed in SEEDS}
     points: dict[str, list[dict[str, Any]]] = {}
-    for seed, subject in subjects.items():
-        for kind in KINDS:
+    for seed, trained in subjects.items():
+        for kind in SEARCHES:
             points.setdefault(kind, []).append(
-                ledger.point(f"{kind} {seed}", lambda s=subject, k=kind: found(s, k))
+                ledger.point(f"{kind} {seed}", lambda s=trained, k=kind: run_search(s, k))
             )
         for name, find in UNLABELLED.items():
             points.setdefault(name, []).append(
-                ledger.point(f"{name} {seed}", lambda s=subject, find=find: find(s))
+                ledger.point(f"{name} {seed}", lambda s=trained, find=find: find(s))
             )
     sections = [_volumes(points), _budgets(points), _pruning(points)]
     print(write("search", "python -m experiments bench search", sections))
@@ -197,15 +198,15 @@ Points = dict[str, list[dict[str, Any]]]
 
 
 def _volumes(points: Points) -> str:
-    def after(kind: str, trials: int) -> list[float]:
-        return [point["volume"][str(trials)] for point in points[kind]]
+    def after(name: str, trials: int) -> list[float]:
+        return [point["volume"][str(trials)] for point in points[name]]
 
-    rows = [[kind, *(mean(after(kind, n)) for n in AFTER)] for kind in KINDS]
+    rows = [[kind, *(mean(after(kind, n)) for n in AFTER)] for kind in SEARCHES]
     gains = ["tpe - random", *(gain(after("tpe", n), after("random", n)) for n in AFTER)]
     header = ["hypervolume after trials", *map(str, AFTER)]
     better = mean(after("tpe", 50)) > mean(after("random", 50))
     return "\n\n".join(
-        ["## Front", table(header, [*rows, gains]), verdict("tpe above chance at 50", better)]
+        ["## Front", table(header, [*rows, gains]), check_line("tpe above random at 50", better)]
     )
 
 
@@ -217,28 +218,28 @@ def _budgets(points: Points) -> str:
         ]
 
     rows = [[kind, *cells(lambda b, k=kind: [p["at"][b] for p in points[k]])] for kind in points]
-    header = ["accuracy, held out, %", *(f"{b:.0%} of the parameters" for b in BUDGETS)]
+    header = ["test accuracy, %", *(f"{b:.0%} of the parameters" for b in BUDGETS)]
     return "## At a budget\n\n" + table(header, rows)
 
 
-def _spared(point: dict[str, Any]) -> float:
-    spent = sum(point["seconds"].get(s, 0.0) for s in ("choose", "rebuild", "cut", "score"))
+def _saved_share(point: dict[str, Any]) -> float:
+    spent = sum(point["seconds"].get(s, 0.0) for s in ("select", "reconstruct", "prune", "score"))
     return point["saved"] / (point["saved"] + spent)
 
 
 def _pruning(points: Points) -> str:
     rows = []
-    for kind in KINDS:
-        counts = [mean([p[key] for p in points[kind]]) for key in ("pruned", "same")]
-        rows.append([kind, *counts, mean([100 * _spared(p) for p in points[kind]])])
-    header = ["", "pruned", "same network", "time of all trials saved, %"]
-    wrong, pruned = (sum(p[key] for p in points["tpe"]) for key in ("wrong", "pruned"))
+    for kind in SEARCHES:
+        counts = [mean([p[key] for p in points[kind]]) for key in ("stopped", "same")]
+        rows.append([kind, *counts, mean([100 * _saved_share(p) for p in points[kind]])])
+    header = ["", "stopped", "same network", "time of all trials saved, %"]
+    wrong, stopped = (sum(p[key] for p in points["tpe"]) for key in ("wrong", "stopped"))
     gains = gain(*([p["volume"]["50"] for p in points[k]] for k in ("tpe", "tpe, all scored")))
     return "\n\n".join(
         [
             f"## Trials that were not scored, of {TRIALS}",
             table(header, rows),
-            f"Scored after all, {wrong} of the {pruned} pruned trials would have been on the front "
-            f"that was found. Hypervolume after 50, pruned - all scored: {gains}.",
+            f"If scored, {wrong} of the {stopped} stopped trials would have been on the front. "
+            f"Hypervolume after 50, early stopping - all scored: {gains}.",
         ]
     )

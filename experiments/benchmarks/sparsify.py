@@ -1,6 +1,6 @@
-"""What `sparsify` holds without training, what it costs, and the plots of both.
+"""The accuracy of `sparsify` without training, its cost, and plots of both.
 
-`python -m experiments bench sparsify` measures everything that its ledger lacks and then writes the
+`python -m experiments bench sparsify` measures what is missing in its ledger and then writes the
 tables and plots; with names of parts (curves, vgg, time, resnet50, images, collecting) only those.
 Needs ENTRIM_ASSETS.
 """
@@ -11,9 +11,8 @@ from typing import Any
 from experiments.benchmarks import curves, images, large
 from experiments.benchmarks.cifar import interval
 from experiments.benchmarks.collecting import collecting
-from experiments.benchmarks.ledger import Ledger, networks_at_hand
 from experiments.benchmarks.plots import PICTURES, plot_curves, plot_images
-from experiments.benchmarks.record import table, verdict, write
+from experiments.benchmarks.record import Ledger, check_line, has_weights, table, write
 
 NETWORKS = ("cifar10_resnet20", "cifar10_resnet56")
 BARS = {"cifar10_resnet20": 81.0, "cifar10_resnet56": 86.0}
@@ -56,24 +55,24 @@ def rows_of(points: Points, start: str) -> list[list[object]]:
     ]
 
 
-HEADER = ("way", "MACs fewer", "parameters fewer", "to choose by", "accuracy, %", "seconds")
+HEADER = ("method", "MACs fewer", "parameters fewer", "for choices", "accuracy, %", "seconds")
 
 
 def curve_section(points: Points, name: str) -> str:
-    """Return the table of one network, and whether its bar was met."""
+    """Return the table of one network, and whether its check is met."""
     others = (f"{name} images", f"{name} positions")
     mine = {k: v for k, v in points.items() if k.startswith(name) and not k.startswith(others)}
     found = points.get(f"{name} + correction 0.5")
     lines = [
         f"## Accuracy against MACs, {name}, 500 unlabelled images, nothing trained",
-        "The number behind a way is the fraction of channels kept inside every block, the eps, "
-        "the ridge, or (stream too) the fraction kept everywhere.",
+        "The number behind a method is the fraction of channels kept inside every block, the eps, "
+        "the ridge, or (stream too) the fraction kept in all groups.",
         table(HEADER, rows_of(mine, name)),
     ]
     if found:
         met = found["report"] >= BARS[name]
         bar = f"{BARS[name]:.0f} % at {found['macs']:.2f}x: {found['report']:.2f}"
-        lines.append(verdict(bar, met))
+        lines.append(check_line(bar, met))
     return "\n\n".join(lines)
 
 
@@ -83,20 +82,21 @@ def vgg_section(points: Points) -> str:
     lines = [
         "## VGG-16 before any fine tuning",
         "`default` and `paper` (each layer alone, no refit) at the widths that eps gives, and at "
-        "those of the paper's last row, there also with channels by magnitude, rebuilt alike.",
+        "those of the paper's last row, there also with channels by magnitude and the same "
+        "reconstruction.",
         table(HEADER, rows_of({k: v for k, v in points.items() if "time" not in k}, name)),
     ]
     intact, whole = points.get(f"{name} intact"), points.get(f"{name} {large.ROW} default")
     if intact and whole:
         drop = intact["report"] - whole["report"]
         bar = f"less lost than the paper's {PAPER_DROP:.2f} points at its widths: {drop:.2f}"
-        lines.append(verdict(bar, drop < PAPER_DROP))
+        lines.append(check_line(bar, drop < PAPER_DROP))
     if time := points.get(f"{name} time"):
         stages = ", ".join(f"{k} {v} s" for k, v in time["seconds"].items())
         lines += [
-            f"Whole run, eps 1e-4, {time['threads']} threads: {stages}; {time['total']:.0f} s in "
+            f"Full run, eps 1e-4, {time['threads']} threads: {stages}; {time['total']:.0f} s in "
             f"all, an epoch of training {time['epoch']:.0f} s in the same process.",
-            verdict(f"at most 0.2 of an epoch: {time['fraction']:.3f}", time["fraction"] <= 0.2),
+            check_line(f"at most 0.2 of an epoch: {time['fraction']:.3f}", time["fraction"] <= 0.2),
         ]
     return "\n\n".join(lines)
 
@@ -104,8 +104,8 @@ def vgg_section(points: Points) -> str:
 def resnet50_section(points: Points) -> str:
     """Return ResNet-50 on the samples."""
     note = (
-        "500 samples of ImageNet to look at and 500 others to test, one a class and perhaps "
-        "training images: not the validation set. `default` chooses greedily, for time."
+        "500 samples of ImageNet for calibration and 500 others to test, one per class and perhaps "
+        "training images: not the validation set. `default` selects greedily, to save time."
     )
     rows = [
         [
@@ -118,12 +118,12 @@ def resnet50_section(points: Points) -> str:
         for key, point in points.items()
         if key.startswith(large.R50)
     ]
-    header = ("way", "MACs fewer", "parameters fewer", "accuracy, %", "seconds by stage")
+    header = ("method", "MACs fewer", "parameters fewer", "accuracy, %", "seconds by stage")
     return "\n\n".join(["## ResNet-50, 224 x 224", note, table(header, rows)])
 
 
 def images_section(points: Points) -> str:
-    """Return what more images give, and positions instead of images."""
+    """Return the accuracy by the number of images, and of positions in each."""
     name = images.NAME
     known = [count for count in images.COUNTS if f"{name} images {count}" in points]
     if not known:
@@ -137,26 +137,26 @@ def images_section(points: Points) -> str:
             rows.append([key.removeprefix(name), accuracy(point), same, seconds])
     header = ("", "accuracy, %", f"overlap with {max(known):,} images", "seconds")
     title = "## How many images: ResNet-20, half the channels inside the blocks"
-    note = "Positions are drawn in each of 500 images, for choosing only."
+    note = "Positions are drawn in each of 500 images, for the selection only."
     return "\n\n".join([title, note, table(header, rows)])
 
 
 def _overlap(one: Mapping[str, list[int]], other: Mapping[str, list[int]]) -> float:
-    """Return the mean overlap (Jaccard) of the kept sets."""
+    """Return the mean overlap (Jaccard) of the kept channels."""
     shares = [len({*one[g]} & {*other[g]}) / len({*one[g]} | {*other[g]}) for g in one]
     return sum(shares) / len(shares)
 
 
 def main(parts: Sequence[str]) -> None:
-    """Measure what is asked for, then write tables and plots of all that is known."""
-    if not networks_at_hand():
+    """Measure the requested parts, then write tables and plots of all known points."""
+    if not has_weights():
         return
-    ledger = Ledger.called("sparsify")
+    ledger = Ledger.open("sparsify")
     measure(ledger, parts)
     points = ledger.points()
     note = (
-        "Points were measured on one thread beside other processes, so their seconds tell orders "
-        "of magnitude only; the whole run on VGG-16 and collecting were measured on a quiet "
+        "Points were measured on one thread beside other processes, so that their seconds are "
+        "orders of magnitude only; the full run on VGG-16 and collecting were measured on an idle "
         "machine."
     )
     sections = [note, *(curve_section(points, name) for name in NETWORKS)]

@@ -1,7 +1,7 @@
 """`python -m experiments bench spartan`: SPARTAn against six regressions, and its cost.
 
 Generators, seeds, search spaces and the number of trials are constants of this file,
-`piecewise.py` and `rivals.py`; nothing is chosen after looking. About 20 minutes on one core.
+`piecewise.py` and `rivals.py`; nothing is chosen afterwards. About 20 minutes on one core.
 """
 
 import statistics
@@ -16,9 +16,9 @@ from sklearn.datasets import load_diabetes, load_linnerud
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold
 
-from entrim.spartan.regressor import SPARTAnRegressor
+from entrim.spartan import SPARTAnRegressor
 from experiments.benchmarks.piecewise import TRUE, Boxes, piecewise
-from experiments.benchmarks.record import table, verdict, write
+from experiments.benchmarks.record import check_line, table, write
 from experiments.benchmarks.rivals import FOLDS, RIVALS, TRIALS, Rival
 
 ROWS = 150
@@ -29,7 +29,7 @@ FAMILIES: tuple[Boxes, ...] = ("separate", "touching")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How one tuned model did on rows it never saw."""
+    """The result of one tuned model on test rows."""
 
     error: float
     """Mean squared error over the variance of the target."""
@@ -38,10 +38,10 @@ class Score:
     seconds: float
 
 
-def judge(
+def evaluate(
     rival: Rival, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray, seed: int
 ) -> Score:
-    """Tune by cross-validation on (x, y), refit the best, judge it on the test rows."""
+    """Tune by cross-validation on (x, y), refit the best, evaluate it on the test rows."""
     search = rival.search(1 if y.ndim == 1 else y.shape[1], seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -56,13 +56,13 @@ def judge(
 
 
 def synthetic(boxes: Boxes) -> str:
-    """Return the table of one family of problems, the bar below it."""
+    """Return the table of one family of problems, and its checks."""
     rows, ahead = [], []
     for features in FEATURES:
         problems = [piecewise(boxes, seed, ROWS, features) for seed in SEEDS]
         scores = {
             rival.name: [
-                judge(rival, p.x, p.y, p.x_test, p.f_test, seed)
+                evaluate(rival, p.x, p.y, p.x_test, p.f_test, seed)
                 for p, seed in zip(problems, SEEDS, strict=True)
             ]
             for rival in RIVALS
@@ -74,7 +74,7 @@ def synthetic(boxes: Boxes) -> str:
         rows += [_row(features, name, found, scores["SPARTAn"]) for name, found in scores.items()]
         print(table(HEADER, rows[-len(RIVALS) :]), flush=True)
     bars = [
-        verdict(
+        check_line(
             f"{boxes} boxes, {features} features: SPARTAn {own:.3f}, best rival {name} {best:.3f}",
             own < best,
         )
@@ -112,7 +112,7 @@ def _row(
 
 
 def real() -> str:
-    """Return the table of the regression sets that scikit-learn ships, by nested folds."""
+    """Return the table of scikit-learn's regression sets, by nested folds."""
     sets = {
         "diabetes (442 x 10, 1 target)": load_diabetes(return_X_y=True),
         "linnerud (20 x 3, 3 targets)": load_linnerud(return_X_y=True),
@@ -122,7 +122,7 @@ def real() -> str:
         means = {}
         for rival in RIVALS:
             scores = [
-                judge(rival, x[train], y[train], x[test], y[test], SEEDS[0])
+                evaluate(rival, x[train], y[train], x[test], y[test], SEEDS[0])
                 for train, test in KFold(5, shuffle=True, random_state=SEEDS[0]).split(x)
             ]
             means[rival.name] = statistics.mean(s.error for s in scores)
@@ -145,7 +145,7 @@ def real() -> str:
 
 
 def growth() -> str:
-    """Return time against dimension and against sample size, with the fitted exponents."""
+    """Return the time by dimension and by sample size, with fitted exponents."""
     wide = [_cost(ROWS, features) for features in (100, 200, 400, 800, 1600, 3200)]
     tall = [_cost(rows, 100) for rows in (100, 200, 400, 800, 1600, 3200)]
     header = ("rows", "features", "fit of 10 descents, CPU s", "sweeps of the best", "kept")
@@ -182,15 +182,15 @@ def _exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def main() -> None:
-    """Measure section by section, print each as it comes, write all of them."""
+    """Measure section by section, print each, write all of them."""
     sections = [
         f"## 1. Synthetic: {ROWS} rows, growing dimension\n\nThree boxes, {TRUE} true features, "
         "noise 0.1 of the target's deviation (`experiments/benchmarks/piecewise.py`). Every model: "
         f"features and target standardised, {TRIALS} trials of a random search "
         "(`experiments/benchmarks/rivals.py`), "
-        f"{FOLDS} folds, the same for everyone, best one refitted. Error: squared error on 2,000 "
-        f"noise-free rows over their variance; seeds {', '.join(map(str, SEEDS))}. The bar: ahead "
-        "of every rival in the mean where rows are fewer than features."
+        f"{FOLDS} folds, the same for all, the best one refitted. Error: squared error on 2,000 "
+        f"noise-free rows over their variance; seeds {', '.join(map(str, SEEDS))}. The check: "
+        "ahead of every rival in the mean where rows are fewer than features."
     ]
     for section in (*(partial(synthetic, boxes) for boxes in FAMILIES), real, growth):
         sections.append(section())

@@ -1,6 +1,7 @@
-"""A layer as wide as VGG-16's: certificate, memory, time, paths, and how cost grows with rows."""
+"""A layer as wide as VGG-16's: residual, memory, time, paths, and growth with the rows."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 import entrim
 from experiments.benchmarks.lenet_layers import Case
-from experiments.benchmarks.record import table, timed, verdict
+from experiments.benchmarks.record import check_line, measure_time, table
 
 CHANNELS, OUTPUTS, SIDE = 512, 512, 4
 PATH_EPS = [10 ** (-5 + 3 * i / 19) for i in range(20)]
@@ -20,7 +21,7 @@ def wide_rows(images: int, channels: int = CHANNELS, seed: int = 0) -> tuple[Ten
 
     Few factors that vary smoothly over a 4x4 map are mixed into rectified channels with some noise
     of their own, as in the late layers of a trained network. The outputs have unit variance, so
-    that eps means what it means in the paper. 500 images make 8,000 rows.
+    that eps has the scale of the paper. 500 images make 8,000 rows.
     """
     g = torch.Generator().manual_seed(seed)
     coarse = torch.randn(images, 48, 2, 2, generator=g)
@@ -35,8 +36,8 @@ def wide_rows(images: int, channels: int = CHANNELS, seed: int = 0) -> tuple[Ten
     return x, y / y.std()
 
 
-def peak_above(work: Callable[[], object]) -> int:
-    """Return how many bytes the process grew by at most while `work` ran (Linux)."""
+def peak_memory(work: Callable[[], object]) -> int:
+    """Return the peak growth of the process in bytes while `work` runs (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     work()
@@ -48,19 +49,19 @@ def _status(field: str) -> int:
     return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(field))
 
 
-def certificate_cost(m: entrim.Moments) -> str:
-    """Measure what certificate 1e-3 costs in full-size ridge solves, memory and Choleskys."""
+def residual_cost(m: entrim.Moments) -> str:
+    """Measure the cost of an optimality residual of 1e-3 in ridge solves, memory and time."""
     system = m.gram_sum / m.count
     system.diagonal().add_(1.0)
-    _, cholesky = timed(lambda: torch.linalg.cholesky(system), repeats=3)
+    _, cholesky = measure_time(partial(torch.linalg.cholesky, system), repeats=3)
     del system
-    s, seconds = timed(lambda: entrim.solve(m))
-    peak = peak_above(lambda: entrim.solve(m)) / (8 * m.columns**2)
+    s, seconds = measure_time(lambda: entrim.solve(m))
+    peak = peak_memory(lambda: entrim.solve(m)) / (8 * m.columns**2)
     error = s.mse / (m.target_sum_sq / m.count / m.outputs)
     rows = [
         ["channels kept", f"{len(s.kept)} of {m.channels}"],
         ["error / second moment of the outputs", error],
-        ["certificate", s.optimality_residual],
+        ["optimality residual", s.optimality_residual],
         ["ridge solves", s.ridge_solves],
         ["full-size equivalents", s.full_size_solves],
         ["peak memory above the moments, n^2 doubles", peak],
@@ -71,25 +72,25 @@ def certificate_cost(m: entrim.Moments) -> str:
     return "\n\n".join(
         [
             f"## 2. A layer of VGG-16's size: n = {m.columns}, M = {m.outputs}, {m.count} rows",
-            table(["what", "measured"], rows),
-            verdict("certificate 1e-3 reached", s.optimality_residual <= 1e-3)
+            table(["quantity", "measured"], rows),
+            check_line("optimality residual 1e-3 reached", s.optimality_residual <= 1e-3)
             + "\n"
-            + verdict("within 12 full-size equivalents", s.full_size_solves <= 12)
+            + check_line("within 12 full-size equivalents", s.full_size_solves <= 12)
             + "\n"
-            + verdict("at most 5 n^2 doubles above the moments", peak <= 5),
+            + check_line("at most 5 n^2 doubles above the moments", peak <= 5),
         ]
     )
 
 
 def path_against_cold(wide: entrim.Moments, case: Case) -> str:
-    """Measure a warm path of 20 eps against the same 20 solved cold."""
+    """Measure a warm-started path of 20 eps against 20 cold starts."""
     rows = []
     for name, m, eps in (
         (f"{wide.channels} x 9", wide, PATH_EPS),
         *((n, m, [10 ** (-5 + 4 * i / 19) for i in range(20)]) for n, m in case.moments.items()),
     ):
-        warm, warm_s = timed(lambda m=m, eps=eps: entrim.solve_path(m, eps))
-        cold, cold_s = timed(lambda m=m, eps=eps: [entrim.solve(m, -e, e) for e in eps])
+        warm, warm_s = measure_time(lambda m=m, eps=eps: entrim.solve_path(m, eps))
+        cold, cold_s = measure_time(lambda m=m, eps=eps: [entrim.solve(m, -e, e) for e in eps])
         ratios = [a.loss / b.loss for a, b in zip(warm, cold, strict=True)]
         rows.append(
             [name, cold_s, warm_s, warm_s / cold_s]
@@ -101,13 +102,13 @@ def path_against_cold(wide: entrim.Moments, case: Case) -> str:
         [
             "## 3. A path of 20 eps against the same 20 solved cold",
             table([*header, "worst F ratio", "mean F ratio"], rows),
-            verdict(
+            check_line(
                 f"wide layer: at most half the time ({rows[0][3]:.2f}), F not worse by more than "
                 f"1 % (worst {rows[0][6]:.4f})",
                 rows[0][3] <= 0.5 and rows[0][6] <= 1.01,
             )
             + "\n"
-            + verdict(
+            + check_line(
                 "every LeNet layer too", all(row[3] <= 0.5 and row[6] <= 1.01 for row in rows[1:])
             ),
         ]
@@ -119,22 +120,22 @@ def growth_with_rows() -> str:
     rows = []
     for images in (125, 250, 500, 1000, 2000):
         x, y = wide_rows(images, channels=128)
-        m, collect = timed(lambda x=x, y=y: entrim.Moments.of(x, y, block=9), repeats=3)
-        s, solving = timed(lambda m=m: entrim.solve(m), repeats=3)
+        m, collect = measure_time(lambda x=x, y=y: entrim.Moments.of(x, y, block=9), repeats=3)
+        s, solving = measure_time(lambda m=m: entrim.solve(m), repeats=3)
         rows.append([len(x), collect, solving, solving / s.full_size_solves, len(s.kept)])
     counts = torch.tensor([float(row[0]) for row in rows]).log()
-    slopes = [fitted_slope(counts, torch.tensor([row[i] for row in rows]).log()) for i in (1, 3)]
+    slopes = [fit_slope(counts, torch.tensor([row[i] for row in rows]).log()) for i in (1, 3)]
     header = ["rows T", "s collecting", "s solving", "s solving / full-size solve", "kept"]
     return "\n\n".join(
         [
             "## 4. Growth with the number of rows, 128 x 9 columns, 512 outputs",
             table(header, rows),
             f"Fitted exponents in T: collecting {slopes[0]:.2f}, solving {slopes[1]:.2f}.",
-            verdict("the time of a solve does not grow with T", slopes[1] < 0.2),
+            check_line("the time of a solve does not grow with T", slopes[1] < 0.2),
         ]
     )
 
 
-def fitted_slope(x: Tensor, y: Tensor) -> float:
+def fit_slope(x: Tensor, y: Tensor) -> float:
     """Return the slope of the least-squares line."""
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())

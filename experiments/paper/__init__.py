@@ -1,1 +1,1 @@
-"""The paper's tables: as printed, run again, and the studies beside them."""
+"""The tables of the paper, printed and reproduced, and further studies."""

@@ -1,4 +1,4 @@
-"""`python -m experiments reproduce`: a table of the paper, run again beside what was printed."""
+"""`python -m experiments reproduce`: a table of the paper, reproduced beside the printed one."""
 
 import sys
 import tempfile
@@ -11,8 +11,8 @@ from typing import Any
 
 from entrim import ProgressEvent
 from entrim.errors import CommandError, SaveError
-from experiments.paper.cutting import WAYS
-from experiments.paper.earlier import NOTHING, Earlier
+from experiments.paper.pruning import METHODS
+from experiments.paper.records import NO_RECORD, PreviousRecord
 from experiments.paper.reproduce import EXPERIMENTS, Options
 from experiments.paper.robustness import ROBUSTNESS
 from experiments.paper.studies import STUDIES
@@ -23,7 +23,7 @@ _EXAMPLES = """\
 examples:
   python -m experiments reproduce lenet-conv --seeds 0 1 2
   python -m experiments reproduce lenet-full --quick
-  python -m experiments reproduce vgg16-full --finished   prints what is finished, runs nothing
+  python -m experiments reproduce vgg16-full --finished   prints finished results, runs nothing
   python -m experiments reproduce comparison --networks VGG-16 ResNet18"""
 
 
@@ -31,8 +31,8 @@ def add(subparsers: Any) -> ArgumentParser:
     """Add the command."""
     parser: ArgumentParser = subparsers.add_parser(
         "reproduce",
-        help="run a table of the paper again",
-        description="Run a table of the paper again: published, ours, difference.",
+        help="reproduce a table of the paper",
+        description="Reproduce a table of the paper: published, ours, difference.",
         formatter_class=RawDescriptionHelpFormatter,
         epilog=_EXAMPLES,
     )
@@ -41,94 +41,94 @@ def add(subparsers: Any) -> ArgumentParser:
         "experiment", choices=known, metavar="EXPERIMENT", help=f"one of {', '.join(known)}"
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0], help="one run each; mean and spread are shown"
+        "--seeds", type=int, nargs="+", default=[0], help="one run each; shows mean and deviation"
     )
     parser.add_argument("--quick", action="store_true", help="few images and epochs; no results")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), help="how rows are cut (all)")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of a study of several (all)")
+    parser.add_argument(
+        "--methods", nargs="+", choices=list(METHODS), help="how rows are pruned (default: all)"
+    )
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of a study (default: all)")
     parser.add_argument(
         "--epochs",
         type=int,
         nargs="*",
-        help="to train for, instead of the published; none: cut only",
+        help="to train for, instead of the published ones; without a number, only prune",
     )
+    parser.add_argument("--no-scratch", action="store_true", help="do not train from new weights")
     parser.add_argument(
-        "--no-scratch", action="store_true", help="train no network from new weights"
-    )
-    parser.add_argument(
-        "--finished", action="store_true", help="run and write nothing; print what is finished"
+        "--finished", action="store_true", help="run nothing; print finished results"
     )
     parser.add_argument(
         "--work",
         type=Path,
         metavar="DIR",
-        help="folder of finished stages (default: in the cache)",
+        help="folder of finished results (default: in the cache)",
     )
     parser.add_argument(
         "--record",
         type=Path,
         metavar="FILE",
-        help="JSON record; an earlier one is added to (default: in --work; --finished: none)",
+        help="JSON record to write or extend (default: in --work; with --finished none)",
     )
     parser.add_argument("--json", action="store_true", help="print the record instead of a table")
     return parser
 
 
 def run(args: Namespace) -> int:
-    """Say what will be run, run it, print the table and write the record."""
+    """Print the plan, run it, print the table and write the record."""
     experiment = {**EXPERIMENTS, **STUDIES, ROBUSTNESS.name: ROBUSTNESS}[args.experiment]
     options = Options(
         seeds=tuple(dict.fromkeys(args.seeds)),
         quick=args.quick,
-        ways=tuple(args.ways or WAYS),
+        methods=tuple(args.methods or METHODS),
         epochs=None if args.epochs is None else tuple(args.epochs),
         scratch=not args.no_scratch,
         networks=tuple(args.networks) if args.networks else None,
     )
-    for option, given in (("--ways", args.ways), ("--no-scratch", args.no_scratch)):
+    for option, given in (("--methods", args.methods), ("--no-scratch", args.no_scratch)):
         if given and args.experiment not in EXPERIMENTS:
-            raise CommandError(f"{args.experiment} knows no {option}: leave it out")
+            raise CommandError(f"{args.experiment} has no {option}: leave it out")
     if args.networks and args.experiment in EXPERIMENTS:
-        raise CommandError(f"{args.experiment} is of one network: leave --networks out")
+        raise CommandError(f"{args.experiment} has one network: leave --networks out")
     folder = args.work or work_folder()
     file = args.record
     if file is not None:
-        _refuse_unwritable(file)
+        _check_writable(file)
     elif not args.finished:
         file = folder / f"{experiment.name}{'-quick' * args.quick}.json"
-    earlier = Earlier.read(file, experiment.name, quick=args.quick) if file else NOTHING
+    previous = PreviousRecord.read(file, experiment.name, quick=args.quick) if file else NO_RECORD
     if not args.finished:
         print(experiment.plan(options), file=sys.stderr)
-        print(f"what is finished in {folder} is not run again", file=sys.stderr)
+        print(f"finished results in {folder} are not run again", file=sys.stderr)
     work = Work(folder, _Progress(), args.finished)
-    report = experiment.run(work, options, earlier)
+    report = experiment.run(work, options, previous)
     if file is not None:
-        with nullcontext() if args.finished else work.alone("record", file):
-            now = Earlier.read(file, experiment.name, quick=args.quick)
-            if now != earlier:  # another run has added to it meanwhile
+        with nullcontext() if args.finished else work.lock("record", file):
+            now = PreviousRecord.read(file, experiment.name, quick=args.quick)
+            if now != previous:  # another process has extended it
                 report = experiment.run(replace(work, only_finished=True), options, now)
-            _record(file, report.to_json())
+            _write_record(file, report.to_json())
     print(report.to_json() if args.json else report.markdown(), flush=True)
     return 0
 
 
-def _record(file: Path, content: str) -> None:
+def _write_record(file: Path, content: str) -> None:
     try:
         write(file, content.encode() + b"\n")
     except OSError as error:
         raise SaveError(
-            f"the record {file} cannot be written ({error}): make room, or name another with "
-            "--record; what was run is kept and is not run again"
+            f"the record {file} cannot be written ({error}): free some space, or "
+            "name another with --record; finished results are kept"
         ) from error
     print(f"record: {file}", file=sys.stderr)
 
 
-def _refuse_unwritable(file: Path) -> None:
-    """Refuse a file that could not be written, before hours of work."""
+def _check_writable(file: Path) -> None:
+    """Raise an error if a file cannot be written, before hours of work."""
     if file.is_dir():
         raise CommandError(f"{file} is a folder: name a file")
     if not file.parent.is_dir():
-        raise CommandError(f"there is no folder {file.parent}: make it, or name another file")
+        raise CommandError(f"there is no folder {file.parent}: create it, or name another file")
     try:
         with tempfile.TemporaryFile(dir=file.parent):
             pass
@@ -140,18 +140,18 @@ def _refuse_unwritable(file: Path) -> None:
 
 @dataclass(slots=True)
 class _Progress:
-    """Steps as lines on stderr: the first and the last of a stage, and some in between."""
+    """Prints steps to stderr: the first and the last of a stage, and some in between."""
 
     every: float = 20.0
     """Seconds between two lines of one stage."""
     _stage: str = ""
-    _told: float = 0.0
+    _last_time: float = 0.0
 
-    def __call__(self, step: ProgressEvent) -> None:
+    def __call__(self, event: ProgressEvent) -> None:
         now = time.monotonic()
-        same = step.stage == self._stage
-        if same and step.done < step.total and now - self._told < self.every:
+        same = event.stage == self._stage
+        if same and event.done < event.total and now - self._last_time < self.every:
             return
-        self._stage, self._told = step.stage, now
-        line = f"{step.stage}: {step.done} of {step.total}  {step.detail}"
+        self._stage, self._last_time = event.stage, now
+        line = f"{event.stage}: {event.done} of {event.total}  {event.detail}"
         print(line.rstrip(), file=sys.stderr, flush=True)

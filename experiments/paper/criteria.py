@@ -1,4 +1,4 @@
-"""Rankings of channels by what others look at: filters, BatchNorm, gradients, the next layer."""
+"""Scores of channels by criteria of others: filters, BatchNorm, gradients, the next layer."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -10,107 +10,110 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import entrim
 from entrim.errors import EntrimError
 from experiments.errors import MissingPackageError
-from experiments.models import Subject
+from experiments.models import TrainedModel
 
 _LABELLED = 500
-"""Images with labels that a gradient is averaged over; as many as the others see without."""
+"""Images with labels over which a gradient is averaged; the other criteria use as many without."""
 _BATCH = 100
 BATCHNORM = "BatchNorm scale"
-Scores = dict[str, Float[Tensor, " channels"]]
-Criterion = Callable[[Subject, Sequence[str]], Scores]
+ChannelScores = dict[str, Float[Tensor, " channels"]]
+Criterion = Callable[[TrainedModel, Sequence[str]], ChannelScores]
 
 
 class NoCriterionError(EntrimError, ValueError):
-    """A network lacks what a criterion looks at."""
+    """A criterion is not defined for a network."""
 
 
-def l1_norm(subject: Subject, layers: Sequence[str]) -> Scores:
+def l1_norm(trained: TrainedModel, layers: Sequence[str]) -> ChannelScores:
     """Return the sum of the absolute weights of every filter."""
     return {
-        name: subject.model.get_parameter(f"{name}.weight").detach().abs().flatten(1).sum(1)
+        name: trained.model.get_parameter(f"{name}.weight").detach().abs().flatten(1).sum(1)
         for name in layers
     }
 
 
-def batchnorm_scale(subject: Subject, layers: Sequence[str]) -> Scores:
-    """Return the absolute scale that a BatchNorm gives every channel."""
-    _refuse_without_batchnorm(subject.model)
-    return _of_torch_pruning("BNScaleImportance")(subject, layers)
+def batchnorm_scale(trained: TrainedModel, layers: Sequence[str]) -> ChannelScores:
+    """Return the absolute scale of every channel in its BatchNorm."""
+    _require_batchnorm(trained.model)
+    return _torch_pruning_criterion("BNScaleImportance")(trained, layers)
 
 
-def _refuse_without_batchnorm(model: nn.Module) -> None:
+def _require_batchnorm(model: nn.Module) -> None:
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         raise NoCriterionError("no BatchNorm")
 
 
-def taylor(subject: Subject, layers: Sequence[str]) -> Scores:
+def taylor(trained: TrainedModel, layers: Sequence[str]) -> ChannelScores:
     """Return torch-pruning's first-order change of the loss; it needs labels."""
-    return _of_torch_pruning("GroupTaylorImportance", labelled=True)(subject, layers)
+    return _torch_pruning_criterion("GroupTaylorImportance", labelled=True)(trained, layers)
 
 
-def _of_torch_pruning(name: str, labelled: bool = False) -> Criterion:
-    """Return one of torch-pruning's criteria, summed as it does over all that shares a channel."""
+def _torch_pruning_criterion(name: str, labelled: bool = False) -> Criterion:
+    """Return a criterion of torch-pruning, summed over all layers that share a channel."""
 
-    def scores(subject: Subject, layers: Sequence[str]) -> Scores:
+    def scores(trained: TrainedModel, layers: Sequence[str]) -> ChannelScores:
         try:
             import torch_pruning as tp
         except ImportError as error:
             raise MissingPackageError("this comparison", "torch-pruning") from error
 
-        model, example = copy.deepcopy(subject.model), subject.images(2)
+        model, example = copy.deepcopy(trained.model), trained.images(2)
         if labelled:
-            _learn_gradients(model, subject)
+            _accumulate_gradients(model, trained)
         graph: Any = tp.DependencyGraph().build_dependency(model, example_inputs=example)
-        rank = getattr(tp.importance, name)()
+        importance = getattr(tp.importance, name)()
         found = {}
         for layer in layers:
             module = model.get_submodule(layer)
             channels = list(range(module.get_parameter("weight").shape[0]))
             prune = graph.get_pruner_of_module(module).prune_out_channels
-            found[layer] = rank(graph.get_pruning_group(module, prune, idxs=channels)).detach()
+            group = graph.get_pruning_group(module, prune, idxs=channels)
+            found[layer] = importance(group).detach()
         return found
 
     return scores
 
 
-def _learn_gradients(model: nn.Module, subject: Subject) -> None:
+def _accumulate_gradients(model: nn.Module, trained: TrainedModel) -> None:
     """Leave the gradients of the loss on some labelled images in `model`."""
-    some = subject.lesson[:_LABELLED]
+    some = trained.train_set[:_LABELLED]
     with torch.enable_grad():
         for images, labels in zip(
             some.images.split(_BATCH), some.labels.split(_BATCH), strict=True
         ):
-            F.cross_entropy(model(subject.how(images)), labels, reduction="sum").backward()
+            logits = model(trained.normalization(images))
+            F.cross_entropy(logits, labels, reduction="sum").backward()
 
 
 CRITERIA: dict[str, Criterion] = {
     "L1 norm": l1_norm,
     BATCHNORM: batchnorm_scale,
-    "torch-pruning's group L2 norm": _of_torch_pruning("GroupMagnitudeImportance"),
-    "torch-pruning's LAMP": _of_torch_pruning("LAMPImportance"),
-    "torch-pruning's FPGM": _of_torch_pruning("FPGMImportance"),
+    "torch-pruning's group L2 norm": _torch_pruning_criterion("GroupMagnitudeImportance"),
+    "torch-pruning's LAMP": _torch_pruning_criterion("LAMPImportance"),
+    "torch-pruning's FPGM": _torch_pruning_criterion("FPGMImportance"),
     "torch-pruning's Taylor, with labels": taylor,
 }
 """By the name in the table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
-    """What a criterion will say of a network when it is asked; NoCriterionError where it cannot.
+class CriterionScores:
+    """The scores of a criterion, computed when needed; NoCriterionError if they are undefined.
 
-    Scores differ in their last bits from machine to machine, so a ranking is known by its name.
+    Scores differ in their last bits between machines, so that settings contain the name only.
     """
 
     criterion: str
-    subject: Subject
+    trained: TrainedModel
     layers: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.criterion == BATCHNORM:
-            _refuse_without_batchnorm(self.subject.model)
+            _require_batchnorm(self.trained.model)
 
-    def scores(self) -> Scores:
-        """Return the scores of the channels."""
-        return CRITERIA[self.criterion](self.subject, self.layers)
+    def compute(self) -> entrim.Scores:
+        """Return the scores of the channels as a selector."""
+        return entrim.Scores(CRITERIA[self.criterion](self.trained, self.layers))

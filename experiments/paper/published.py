@@ -1,7 +1,7 @@
-"""Every published cell of the paper as data, and which channels of our networks it speaks of.
+"""All published cells of the paper as data, and the channels of our networks they refer to.
 
-The tables are TOML files in `tables/`, cells as printed, so that it is known to how many digits a
-figure was given. `tables/disagreements.toml` lists the cells that arithmetic contradicts.
+The tables are TOML files in `tables/`, with cells as printed, so that the number of digits is
+known. `tables/disagreements.toml` lists the cells that arithmetic contradicts.
 """
 
 import re
@@ -16,9 +16,9 @@ from entrim.errors import BadSettingError
 
 _NUMBER = re.compile(r"~?(?P<digits>[\d,]+(?:\.(?P<decimals>\d+))?)(?:e(?P<power>\d+))?(?:%|x|MB)?")
 _VGG_CONVOLUTIONS = (0, 3, 7, 10, 14, 17, 20, 24, 27, 30, 34, 37, 40)
-"""Where they stand in `features`."""
+"""Their indices in `features`."""
 _LENET_PIXELS = 25
-"""Columns of fc1 that one channel of conv1 fills."""
+"""Columns of fc1 for one channel of conv1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Cell:
         """Return `value` to the digits that this cell prints."""
         match = _NUMBER.fullmatch(self.printed)
         if match is None:
-            raise BadSettingError(f"{self.printed!r} is no figure: ask for its value first")
+            raise BadSettingError(f"{self.printed!r} is no figure: check its value first")
         power = int(match["power"] or 0)
         return float(f"{value / 10**power:.{len(match['decimals'] or '')}f}e{power}")
 
@@ -54,7 +54,7 @@ class Table:
 
     name: str
     label: str
-    """Where it stands in the paper."""
+    """Its place in the paper."""
     network: str
     """Its name in the zoo."""
     title: str
@@ -77,8 +77,8 @@ class Disagreement:
     column: str
     printed: str
     ours: str
-    """What it would have to say, to the digits of the cell."""
-    why: str
+    """The correct value, to the digits of the cell."""
+    reason: str
     """The arithmetic."""
 
 
@@ -100,9 +100,9 @@ def disagreements() -> tuple[Disagreement, ...]:
 
 
 def widths(network: str, row: str) -> dict[str, int]:
-    """Return how many channels the paper keeps of each group of our network, in `row`.
+    """Return the number of channels that the paper keeps in each group of our network, in `row`.
 
-    Groups that are not named stay whole. The rows are those of the tables that print widths:
+    Groups that are not named keep all channels. The rows are those of the tables that print widths:
     `lenet-conv`, `lenet-full`, `vgg16-widths` and `resnet18-results`.
 
     >>> widths("LeNet", "E1+fc-v1"), widths("ResNet18", "conv(14,16)")
@@ -119,7 +119,7 @@ def widths(network: str, row: str) -> dict[str, int]:
 
 
 def layer_of(network: str, printed: str) -> str:
-    """Return the name that our network has for the layer that the paper prints so.
+    """Return the name in our network of a layer of the paper.
 
     >>> layer_of("VGG-16", "conv5"), layer_of("ResNet18", "conv6"), layer_of("LeNet", "fc1")
     ('features.17', 'layer2.0.conv2', 'fc1')

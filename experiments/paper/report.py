@@ -1,4 +1,4 @@
-"""Published beside ours: tables of both with their difference, as Markdown and as JSON."""
+"""Tables of published and own results with their difference, as Markdown and as JSON."""
 
 import json
 import statistics
@@ -6,42 +6,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from experiments.paper.earlier import FORMAT
 from experiments.paper.published import Cell
+from experiments.paper.records import FORMAT
 from experiments.paper.rows import EMPTY
-from experiments.work import made_with
+from experiments.work import environment
 
 NOT_RUN = "not run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One quantity of one row: what the paper prints, and what each way gave, seed by seed."""
+    """One quantity of one row: the printed value, and those of each method, by seed."""
 
     row: str
     quantity: str
     paper: Cell = EMPTY
     arithmetic: Cell = EMPTY
-    """What the paper must mean where it contradicts itself: ours is held against this instead."""
+    """The value that the paper must mean where it contradicts itself; ours is compared with it."""
     ours: Mapping[str, Sequence[float | str]]
-    """By way; an empty sequence was not run."""
+    """By method; an empty sequence was not run."""
     elsewhere: bool = False
-    """Whether it is printed of a network that is not here: nothing of ours could be run."""
+    """Whether the printed value is of another network, with which nothing can be compared."""
     decimals: int = 2
     seeds: int = 1
-    """How many the whole table has."""
+    """Number of seeds in the whole table."""
 
     def cells(self) -> list[str]:
-        """Return the line of the table: the paper's cell, then ours and the difference by way."""
+        """Return the cells of the line: the paper's, then ours and the difference by method."""
         paper = self.paper.printed or "-"
         if self.arithmetic.printed:
             paper += f", must be {self.arithmetic.printed}"
         cells = [self.row, self.quantity, paper]
         for values in self.ours.values():
-            cells += ["-", ""] if self.elsewhere else [self._shown(values), self._off(values)]
+            cells += (
+                ["-", ""] if self.elsewhere else [self._format(values), self._difference(values)]
+            )
         return cells
 
-    def _shown(self, values: Sequence[float | str]) -> str:
+    def _format(self, values: Sequence[float | str]) -> str:
         if not values:
             return NOT_RUN
         numbers = [value for value in values if not isinstance(value, str)]
@@ -54,8 +56,8 @@ class Line:
         most = max(self.seeds, *(len(others) for others in self.ours.values()))
         return text if len(numbers) == most else f"{text} ({len(numbers)} of {most} seeds)"
 
-    def _off(self, values: Sequence[float | str]) -> str:
-        """Return the difference from the paper, to the digits that it prints."""
+    def _difference(self, values: Sequence[float | str]) -> str:
+        """Return the difference from the paper, to the printed digits."""
         numbers = [value for value in values if not isinstance(value, str)]
         paper = self.arithmetic if self.arithmetic.printed else self.paper
         if not numbers or paper.value is None:
@@ -65,20 +67,20 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one command prints, and what its JSON record holds."""
+    """The output of one command, and its JSON record."""
 
     experiment: str
     title: str
     columns: tuple[str, ...]
-    """The ways, as they are called in the header."""
+    """Titles of the methods or variants."""
     lines: tuple[Line, ...]
-    verdicts: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What the reader must know: shrunk epochs, seeds, where the weights come from."""
+    """Remarks: shorter trainings, missing networks, where the weights come from."""
     measured: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    """Every point, seed by seed."""
+    """All points, by seed."""
     quick: bool = False
-    """Whether images and epochs were shrunk: no results."""
+    """Whether images and epochs were reduced: no results."""
 
     def markdown(self) -> str:
         """Return the table with its notes."""
@@ -88,20 +90,20 @@ class Report:
         parts = [f"## {self.experiment}: {self.title}"]
         parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
         parts.append(table(header, [line.cells() for line in self.lines]))
-        parts += ["\n".join(f"- {verdict}" for verdict in self.verdicts)] if self.verdicts else []
+        parts += ["\n".join(f"- {check}" for check in self.checks)] if self.checks else []
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> str:
-        """Return the record: every figure, the seeds, and what it was made and printed with."""
+        """Return the record: all figures, the seeds, and the environment."""
         return json.dumps(
-            {"format": FORMAT, "printed with": made_with(), **asdict(self)},
+            {"format": FORMAT, "printed with": environment(), **asdict(self)},
             indent=1,
             sort_keys=True,
         )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose columns stand below one another in plain text too.
+    """Return a Markdown table with aligned columns.
 
     >>> print(table(["row", "paper"], [["E1", "98.49%"]]))
     | row | paper  |

@@ -1,42 +1,41 @@
-"""The paper's tables, run again: cut, test, fine tune, and set beside what was printed."""
+"""The tables of the paper, reproduced: prune, test, fine tune, and compare with the printed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from entrim.errors import BadSettingError, DataError
 from experiments import models
-from experiments.models import Subject
-from experiments.paper.bars import verdicts
-from experiments.paper.cutting import WAYS, Measured, measure_row, stage_of_row, told_of
-from experiments.paper.earlier import NOTHING, Earlier, Point, named, place_in
-from experiments.paper.lines import Lines
-from experiments.paper.planning import about, seconds_per_image
+from experiments.models import TrainedModel
+from experiments.paper.lines import Lines, checks
+from experiments.paper.pruning import METHODS, RowResult, describe, measure_row, row_stage
 from experiments.paper.published import Cell, tables
+from experiments.paper.records import NO_RECORD, Point, PreviousRecord, label, position_in
 from experiments.paper.report import NOT_RUN, Report
 from experiments.paper.rows import EMPTY, Row, rows_of
+from experiments.paper.timing import describe_duration, measure_seconds_per_image
 from experiments.work import NotFinishedError, Work
 
 QUICK_EPOCHS = 1
-_LESSON = 50_000
-"""Images of one epoch, of all networks here."""
+_TRAIN_IMAGES = 50_000
+"""Images of one epoch, for all networks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a run may be told."""
+    """Options of a run."""
 
     seeds: tuple[int, ...] = (0,)
     quick: bool = False
-    ways: tuple[str, ...] = tuple(WAYS)
+    methods: tuple[str, ...] = tuple(METHODS)
     epochs: tuple[int, ...] | None = None
     """Of fine tuning and of training from new weights, instead of the published ones."""
     scratch: bool = True
     networks: tuple[str, ...] | None = None
-    """Those of a study that are run; None for all."""
+    """Networks of a study to run; None for all."""
 
     @property
-    def taught(self) -> tuple[int, ...] | None:
-        """The epochs that are run instead of the usual ones; None for the usual ones."""
+    def epoch_override(self) -> tuple[int, ...] | None:
+        """The epochs that replace the published ones; None to keep those."""
         return (QUICK_EPOCHS,) if self.quick and self.epochs is None else self.epochs
 
     def __post_init__(self) -> None:
@@ -50,18 +49,18 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRun:
-    """A table of the paper that is made by cutting rows of one network."""
+    """A table of the paper whose rows are one network, pruned."""
 
     name: str
     title: str
     network: str
     accuracy: str
-    """The published table whose row "baseline" holds the accuracy."""
-    subject: Callable[..., Subject]
+    """The published table whose row "baseline" has the accuracy."""
+    load: Callable[..., TrainedModel]
     training: int = 0
-    """Epochs that the trained network itself needs where it is not there yet."""
+    """Epochs to train the network itself, if that is not finished."""
     quick_training: int = 0
-    """The same of a quick run."""
+    """The same for a quick run."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -69,103 +68,103 @@ class TableRun:
         return rows_of(self.name)
 
     def plan(self, options: Options) -> str:
-        """Return what will be run and about how long it takes here, if nothing is finished yet."""
-        rows = [_told(row, options) for row in self.rows]
+        """Return what will be run, and the estimated time if nothing is finished yet."""
+        rows = [_with_epochs(row, options) for row in self.rows]
         each = sum(max(row.tuned, default=0) + sum(row.scratch) for row in rows)
-        lesson = lesson_of(options)
+        images = images_per_epoch(options)
         training = self.quick_training if options.quick else self.training
-        epochs = (each * len(options.ways) + training) * len(options.seeds)
-        seconds = epochs * seconds_per_image(self.network) * lesson
+        epochs = (each * len(options.methods) + training) * len(options.seeds)
+        seconds = epochs * measure_seconds_per_image(self.network) * images
         return (
             f"{self.name}: {self.network}, rows {', '.join(row.name for row in rows)}; "
-            f"{len(options.ways)} ways, seeds {', '.join(map(str, options.seeds))}; at most "
-            f"{epochs} epochs of training on {lesson:,} images, {about(seconds)}, and the cuts "
-            "themselves"
+            f"{len(options.methods)} methods, seeds {', '.join(map(str, options.seeds))}; at most "
+            f"{epochs} epochs of training on {images:,} images, {describe_duration(seconds)}, and "
+            "the pruning itself"
         )
 
-    def run(self, work: Work, options: Options, earlier: Earlier = NOTHING) -> Report:
-        """Return published beside ours, after running what is not finished yet."""
-        rows = [_told(row, options) for row in self.rows]
+    def run(self, work: Work, options: Options, previous: PreviousRecord = NO_RECORD) -> Report:
+        """Return published and own results, after running what is not finished yet."""
+        rows = [_with_epochs(row, options) for row in self.rows]
         new: list[Point] = []
-        notes, run = shrunk(options), set()
+        notes, run = quick_notes(options), set()
         for seed in options.seeds:
-            name = named(self.network, seed)
+            name = label(self.network, seed)
             try:
-                subject = self.subject(work, seed, quick=options.quick)
-                told = told_of(work, subject)
+                trained = self.load(work, seed, quick=options.quick)
+                described = describe(work, trained)
             except (NotFinishedError, DataError) as error:
-                if work.only_finished and earlier.telling(seed=seed):
-                    continue  # a record can be read where its network is not
+                if work.only_finished and previous.matching(seed=seed):
+                    continue  # a record can be printed without its network
                 if isinstance(error, DataError):
                     raise
                 notes.append(f"{name}: {NOT_RUN}")
                 continue
             run.add(name)
-            notes.append(f"{name}: {subject.origin}; baseline {told['baseline']:.2f} %")
-            earlier.refuse_another(told)
+            notes.append(f"{name}: {trained.origin}; baseline {described['baseline']:.2f} %")
+            previous.check_same_network(described)
             stages = {
-                (row.name, way): stage_of_row(work, subject, row, way)
+                (row.name, method): row_stage(work, trained, row, method)
                 for row in rows
-                for way in (WAYS if earlier.telling(seed=seed) else ())
+                for method in (METHODS if previous.matching(seed=seed) else ())
             }
-            earlier, gone = earlier.but_for_stale(told, ("row", "way"), stages)
-            notes += gone
-            cuts = (
-                measure_row(work, subject, row, way, tuple(row.tuned), tuple(row.scratch))
+            previous, stale = previous.without_stale(described, ("row", "method"), stages)
+            notes += stale
+            results = (
+                measure_row(work, trained, row, method, tuple(row.tuned), tuple(row.scratch))
                 for row in rows
-                for way in options.ways
+                for method in options.methods
             )
-            new += [{**asdict(one), **told} for one in cuts if one.cut]
-        points = earlier.beside(new, ("row", "way", "seed"), self._order)
+            new += [{**asdict(result), **described} for result in results if result.pruned]
+        points = previous.merge(new, ("row", "method", "seed"), self._order)
         baselines = {point["seed"]: point["baseline"] for point in points}
-        found = [Measured.of(point) for point in points]
+        found = [RowResult.of(point) for point in points]
         lines = Lines(found, baselines, tables()[self.accuracy].cell("baseline", "accuracy"))
         return Report(
             experiment=self.name,
             title=self.title,
-            columns=tuple(WAYS.values()),
+            columns=tuple(METHODS.values()),
             lines=tuple(
                 line
-                for row, asked in zip(self.rows, rows, strict=True)
-                for line in lines.of(row, asked)
+                for row, requested in zip(self.rows, rows, strict=True)
+                for line in lines.of(row, requested)
             ),
-            verdicts=() if options.quick else verdicts(self.name, self.rows, found, baselines),
-            notes=(*notes, *earlier.notes(run)),
+            checks=() if options.quick else checks(self.name, self.rows, found, baselines),
+            notes=(*notes, *previous.notes(run)),
             measured=points,
             quick=options.quick,
         )
 
     def _order(self, point: Point) -> tuple[int, int, int]:
-        row = place_in([row.name for row in self.rows], point["row"])
-        return point["seed"], row, place_in(tuple(WAYS), point["way"])
+        row = position_in([row.name for row in self.rows], point["row"])
+        return point["seed"], row, position_in(tuple(METHODS), point["method"])
 
 
-def _told(row: Row, options: Options) -> Row:
-    """Return the row with the epochs that are to be run, of what the row has at all."""
+def _with_epochs(row: Row, options: Options) -> Row:
+    """Return the row with the epochs to run, for the trainings that it has."""
 
-    def chosen(published: Mapping[int, Cell]) -> Mapping[int, Cell]:
-        if not published or options.taught is None:
+    def override(published: Mapping[int, Cell]) -> Mapping[int, Cell]:
+        if not published or options.epoch_override is None:
             return published
-        return {n: published.get(n, EMPTY) for n in options.taught}
+        return {n: published.get(n, EMPTY) for n in options.epoch_override}
 
-    scratch = chosen(row.scratch) if options.scratch else {}
-    return replace(row, tuned=chosen(row.tuned), scratch=scratch)
+    scratch = override(row.scratch) if options.scratch else {}
+    return replace(row, tuned=override(row.tuned), scratch=scratch)
 
 
-def shrunk(options: Options) -> list[str]:
-    """Return the note that a quick run must carry."""
+def quick_notes(options: Options) -> list[str]:
+    """Return the note of a quick run."""
     if not options.quick:
         return []
-    epochs = ", ".join(map(str, options.taught or ())) or "no"
+    epochs = ", ".join(map(str, options.epoch_override or ())) or "no"
     return [
-        f"QUICK: {models.QUICK_LESSON:,} images to learn from, {epochs} epochs of fine tuning "
-        f"and from scratch, {models.QUICK_TEST:,} to test: the figures are no results"
+        f"QUICK: {models.QUICK_TRAIN_IMAGES:,} training images, {epochs} epochs of fine tuning and "
+        f"from scratch, {models.QUICK_TEST_IMAGES:,} test images: the figures are no results"
     ]
 
 
-def lesson_of(options: Options) -> int:
-    """Return how many images one epoch holds."""
-    return models.QUICK_LESSON if options.quick else _LESSON
+def images_per_epoch(options: Options) -> int:
+    """Return the number of images in one epoch."""
+    return models.QUICK_TRAIN_IMAGES if options.quick else _TRAIN_IMAGES
 
 
 def _vgg(name: str, title: str) -> TableRun:
@@ -174,7 +173,7 @@ def _vgg(name: str, title: str) -> TableRun:
         title=title,
         network="VGG-16",
         accuracy="vgg16-results",
-        subject=models.vgg16,
+        load=models.vgg16,
     )
 
 
@@ -184,9 +183,9 @@ def _lenet(name: str, title: str) -> TableRun:
         title=title,
         network="LeNet",
         accuracy=name,
-        subject=models.lenet,
+        load=models.lenet,
         training=20,
-        quick_training=models.QUICK_TRAINING,
+        quick_training=models.QUICK_TRAINING_EPOCHS,
     )
 
 
@@ -204,7 +203,7 @@ EXPERIMENTS = {
             title="the second convolution of blocks",
             network="ResNet18",
             accuracy="resnet18-results",
-            subject=models.resnet18,
+            load=models.resnet18,
             training=models.RESNET18_EPOCHS,
             quick_training=models.RESNET18_EPOCHS,
         ),

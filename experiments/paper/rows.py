@@ -1,4 +1,4 @@
-"""What a row of the paper's tables asks for: which channels, how strongly, trained how long."""
+"""The rows of the paper's tables: pruned groups, penalties, epochs, printed values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,23 +17,23 @@ _GROUP_EPOCHS, _FULL_EPOCHS = 10, 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row: the groups that are cut, and what the paper prints."""
+    """One row: the groups that are pruned, and what the paper prints."""
 
     name: str
     eps: Mapping[str, float]
-    """Of every group that is looked at: eps_l2, and -eps_w."""
+    """eps_l2 and -eps_w of every group."""
     widths: Mapping[str, int]
-    """What the paper keeps of them."""
+    """The channels that the paper keeps of them."""
     inner: tuple[str, ...] = ()
-    """The convolutions cut on both sides, for the local sparsity."""
+    """The convolutions pruned on both sides, for the local sparsity."""
     cells: Mapping[str, Cell]
-    """What was printed of the network that was only cut."""
+    """What is printed of the network that is only pruned."""
     arithmetic: Mapping[str, Cell] = field(default_factory=dict)
-    """What cells of these names must mean, where the paper contradicts itself."""
+    """Values that these cells must mean, where the paper contradicts itself."""
     tuned: Mapping[int, Cell] = field(default_factory=dict)
-    """The accuracy after so many epochs of fine tuning."""
+    """The accuracy after fine tuning, by epochs."""
     scratch: Mapping[int, Cell] = field(default_factory=dict)
-    """The accuracy of the same architecture, trained from new weights for so many epochs."""
+    """The accuracy of the same architecture, trained from new weights, by epochs."""
 
 
 def rows_of(experiment: str) -> tuple[Row, ...]:
@@ -49,7 +49,7 @@ def rows_of(experiment: str) -> tuple[Row, ...]:
     }[experiment]()
 
 
-def halved(network: str) -> Row:
+def half_row(network: str) -> Row:
     """Return a row that the paper does not have: half the channels inside all residual blocks."""
     with torch.device("meta"):
         model = ZOO[network].build()
@@ -67,24 +67,24 @@ def halved(network: str) -> Row:
 
 
 def _cells(table: Table, row: str) -> dict[str, Cell]:
-    """Return what is told of a row that was only cut, printed in its table, beside it or nowhere.
+    """Return the cells of a row that is only pruned, from its table and from the text.
 
-    Widths, and what is after fine tuning, are told apart.
+    Widths and accuracies after fine tuning are separate fields of a row.
     """
     left_out = ("fine tuned", "conv1 output channels", "fc1-fc3 output channels")
     cells = zip(table.columns, table.rows[row], strict=True)
     printed = {name: cell for name, cell in cells if name not in left_out}
     if not printed.get("local sparsity", EMPTY).printed:
         printed.pop("local sparsity", None)
-    beside = tables().get(_beside(table))
-    size = beside.cell(row, "size") if beside and row in beside.rows else EMPTY
+    text = tables().get(_text_table(table))
+    size = text.cell(row, "size") if text and row in text.rows else EMPTY
     return {**printed, "size": size} | {
         name: printed.get(name, EMPTY) for name in ("speedup", "FLOPs")
     }
 
 
 def _arithmetic(table: Table, row: str) -> dict[str, Cell]:
-    names = (table.name, _beside(table))
+    names = (table.name, _text_table(table))
     return {
         known.column: Cell(known.ours)
         for known in disagreements()
@@ -92,8 +92,8 @@ def _arithmetic(table: Table, row: str) -> dict[str, Cell]:
     }
 
 
-def _beside(table: Table) -> str:
-    """Return the name of the figures that the paper prints outside its tables."""
+def _text_table(table: Table) -> str:
+    """Return the name of the table with figures from the text of the paper."""
     return f"{table.name.split('-')[0]}-text"
 
 
@@ -125,7 +125,7 @@ def _lenet_full() -> tuple[Row, ...]:
 
 
 def _vgg(name: str, first: int, last: int) -> Row:
-    """Return the row that cuts the inputs of the layers `first` to `last`; 13 is fc."""
+    """Return the row that prunes the inputs of the layers `first` to `last`; 13 is fc."""
     table, kept = tables()["vgg16-results"], widths("VGG-16", name)
     groups = [layer_of("VGG-16", f"conv{number - 1}") for number in range(first, last + 1)]
     inner = [layer_of("VGG-16", f"conv{number}") for number in range(first, last)]
@@ -155,10 +155,10 @@ def _vgg_over_epochs(table: str) -> Row:
     """Return conv_all+fc with the epochs of `table` for fine tuning and for new weights."""
     printed, row = tables()[table], _vgg("conv_all+fc", 1, 13)
 
-    def over(kind: str) -> dict[int, Cell]:
-        if kind not in printed.rows:
+    def by_epochs(label: str) -> dict[int, Cell]:
+        if label not in printed.rows:
             return {}
-        cells = zip(printed.columns, printed.rows[kind], strict=True)
+        cells = zip(printed.columns, printed.rows[label], strict=True)
         return {int(epochs): cell for epochs, cell in cells if epochs != "0"}
 
     return Row(
@@ -167,8 +167,8 @@ def _vgg_over_epochs(table: str) -> Row:
         widths=row.widths,
         cells=row.cells,
         arithmetic=row.arithmetic,
-        tuned=over("fine tune"),
-        scratch=over("scratch"),
+        tuned=by_epochs("fine tune"),
+        scratch=by_epochs("scratch"),
     )
 
 

@@ -1,159 +1,164 @@
-"""What the paper leaves open: how many images are enough, and how others choose channels."""
+"""Studies beyond the paper: the number of images, and channels selected by other criteria."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import entrim
+from entrim import Widths
 from experiments import models
-from experiments.models import Subject
-from experiments.paper.criteria import CRITERIA, NoCriterionError, Ranking
-from experiments.paper.cutting import IMAGES, Lessons, cut_row, place_of
-from experiments.paper.earlier import NOTHING, Earlier, Point, named, place_in
+from experiments.models import TrainedModel
+from experiments.paper.criteria import CRITERIA, CriterionScores, NoCriterionError
 from experiments.paper.panels import (
     Panel,
-    asked_for,
-    at_hand,
-    halved_resnet,
-    last_of,
-    lenet,
-    within,
+    half_resnet_panel,
+    last_row_panel,
+    lenet_panel,
+    load_models,
+    requested_panels,
+    same_size_options,
 )
-from experiments.paper.planning import about, seconds_per_image
+from experiments.paper.pruning import IMAGES, SparsifyOptions, Training, prune_row, stage_path
 from experiments.paper.published import tables
+from experiments.paper.records import NO_RECORD, Point, PreviousRecord, label, position_in
 from experiments.paper.report import Line, Report
-from experiments.paper.reproduce import Options, lesson_of, shrunk
+from experiments.paper.reproduce import Options, images_per_epoch, quick_notes
 from experiments.paper.rows import Row
+from experiments.paper.timing import describe_duration, measure_seconds_per_image
 from experiments.work import NotFinishedError, Work
 
 COUNTS = (25, 50, 100, 250, 500, 1000, 2500, 10_000)
 SELECTORS = ("entropic", "greedy", "lasso", "random")
-_OLD = {"mode": "independent", "refit": False}
+_ORIGINAL_WEIGHTS: dict[str, Any] = {"reconstruction": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to cut every row."""
+    """One way to prune every row."""
 
     name: str
-    options: Callable[[Subject, Row], Mapping[str, Any]]
+    options: Callable[[TrainedModel, Row], SparsifyOptions]
     images: int = IMAGES
     tuned: bool = False
-    """Whether it is fine tuned too."""
+    """Whether the pruned network is also fine tuned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Rows of several networks, each cut in many ways and tested, some of them fine tuned."""
+    """Rows of several networks, each pruned in many ways and tested, some of them fine tuned."""
 
     name: str
     title: str
     variants: tuple[Variant, ...]
     panels: tuple[Panel, ...]
     published: tuple[str, ...] = ()
-    """Tables of other methods that are printed beside it."""
+    """Tables of other methods to print below."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The rows that are cut, which are the columns of the table."""
+        """The pruned rows, which are the columns of the table."""
         return tuple(row.name for panel in self.panels for row in panel.rows)
 
     def plan(self, options: Options) -> str:
         """Return what will be run."""
-        panels = asked_for(self.panels, options)
+        panels = requested_panels(self.panels, options)
         rows = sum(len(panel.rows) for panel in panels)
-        cuts = len(self.variants) * rows * len(options.seeds)
+        count = len(self.variants) * rows * len(options.seeds)
         tuned = sum(v.tuned for v in self.variants) * len(options.seeds)
         epochs = {
-            p.network: tuned * len(p.rows) * max(p.taught(options), default=0) for p in panels
+            p.network: tuned * len(p.rows) * max(p.tuning_epochs(options), default=0)
+            for p in panels
         }
-        each = {name: seconds_per_image(name) for name, n in epochs.items() if n}
-        seconds = lesson_of(options) * sum(epochs[name] * one for name, one in each.items())
-        lessons = ", ".join(f"{n} of {name}" for name, n in epochs.items() if n)
+        each = {name: measure_seconds_per_image(name) for name, n in epochs.items() if n}
+        seconds = images_per_epoch(options) * sum(epochs[name] * one for name, one in each.items())
+        trainings = ", ".join(f"{n} of {name}" for name, n in epochs.items() if n)
         return (
             f"{self.name}: {', '.join(panel.network for panel in panels)}; "
             f"variants: {len(self.variants)}, rows: {rows}, seeds: "
-            f"{', '.join(map(str, options.seeds))}; {cuts} cuts of seconds to minutes each; "
-            f"epochs of fine tuning: {f'{lessons}, {about(seconds)}' if lessons else 'none'}"
+            f"{', '.join(map(str, options.seeds))}; {count} prunings of seconds to minutes each; "
+            f"epochs of fine tuning: {trainings or 'none'}"
+            + (f", {describe_duration(seconds)}" if trainings else "")
         )
 
-    def run(self, work: Work, options: Options, earlier: Earlier = NOTHING) -> Report:
+    def run(self, work: Work, options: Options, previous: PreviousRecord = NO_RECORD) -> Report:
         """Return the drops by variant and row, after running what is not finished yet."""
         new: list[Point] = []
-        notes, run = shrunk(options), set()
-        for panel, subject, told in at_hand(self.panels, work, options, earlier, notes):
-            run.add(named(panel.network, subject.seed))
-            stages = self._stages(work, subject, panel) if earlier.points else {}
-            earlier, gone = earlier.but_for_stale(told, ("variant", "row"), stages)
-            notes += gone
+        notes, run = quick_notes(options), set()
+        for panel, trained, described in load_models(self.panels, work, options, previous, notes):
+            run.add(label(panel.network, trained.seed))
+            stages = self._stages(work, trained, panel) if previous.points else {}
+            previous, stale = previous.without_stale(described, ("variant", "row"), stages)
+            notes += stale
             for variant in self.variants:
                 for row in panel.rows:
-                    epochs = panel.taught(options) if variant.tuned else ()
-                    point = self._point(work, subject, variant, row, epochs)
-                    if "cut" in point or "cannot" in point:
-                        new.append({**point, **told})
-        found = _Found(self, earlier.beside(new, ("variant", "row", "seed"), self._order))
-        notes += [*found.unknown(), *earlier.notes(run)]
+                    epochs = panel.tuning_epochs(options) if variant.tuned else ()
+                    point = self._point(work, trained, variant, row, epochs)
+                    if "pruned" in point or "cannot" in point:
+                        new.append({**point, **described})
+        found = _Results(self, previous.merge(new, ("variant", "row", "seed"), self._order))
+        notes += [*found.unknown(), *previous.notes(run)]
         return Report(
             experiment=self.name,
             title=self.title,
             columns=self.columns,
-            lines=(*found.lines(options), *self._others()),
+            lines=(*found.lines(options), *self._published_lines()),
             notes=tuple(notes),
             measured=found.measured,
             quick=options.quick,
         )
 
     def _order(self, point: Point) -> tuple[int, int, int]:
-        variant = place_in([variant.name for variant in self.variants], point["variant"])
-        return place_in(self.columns, point["row"]), point["seed"], variant
+        variant = position_in([variant.name for variant in self.variants], point["variant"])
+        return position_in(self.columns, point["row"]), point["seed"], variant
 
-    def _stages(self, work: Work, subject: Subject, panel: Panel) -> dict[tuple[str, str], str]:
-        """Return which stage every variant of every row is today."""
+    def _stages(
+        self, work: Work, trained: TrainedModel, panel: Panel
+    ) -> dict[tuple[str, str], str]:
+        """Return today's stage of every variant of every row."""
         found = {}
         for variant in self.variants:
             for row in panel.rows:
                 try:
-                    options = variant.options(subject, row)
+                    options = variant.options(trained, row)
                 except NoCriterionError:
                     continue
-                name = self._named(subject, variant, row)
-                place = place_of(work, subject, name, options, variant.images)
-                found[variant.name, row.name] = place.name
+                name = self._stage_name(trained, variant, row)
+                path = stage_path(work, trained, name, options, variant.images)
+                found[variant.name, row.name] = path.name
         return found
 
-    def _named(self, subject: Subject, variant: Variant, row: Row) -> str:
-        return f"{subject.network} seed {subject.seed} {row.name} {self.name} {variant.name}"
+    def _stage_name(self, trained: TrainedModel, variant: Variant, row: Row) -> str:
+        return f"{trained.network} seed {trained.seed} {row.name} {self.name} {variant.name}"
 
     def _point(
         self,
         work: Work,
-        subject: Subject,
+        trained: TrainedModel,
         variant: Variant,
         row: Row,
         epochs: tuple[int, ...],
     ) -> dict[str, Any]:
-        """Return one cut and what teaching it gave, as far as it was run."""
-        told = {"variant": variant.name, "row": row.name, "seed": subject.seed}
-        if variant.images > len(subject.lesson):
-            return told
-        name = self._named(subject, variant, row)
+        """Return one pruned network and its fine tuning, as far as it was run."""
+        point: dict[str, Any] = {"variant": variant.name, "row": row.name, "seed": trained.seed}
+        if variant.images > len(trained.train_set):
+            return point
+        name = self._stage_name(trained, variant, row)
         try:
-            options = variant.options(subject, row)
-            cut, place = cut_row(work, subject, row, name, options, variant.images)
+            options = variant.options(trained, row)
+            pruned, path = prune_row(work, trained, row, name, options, variant.images)
         except NoCriterionError as error:
-            return {**told, "cannot": str(error)}
+            return {**point, "cannot": str(error)}
         except NotFinishedError:
-            return told
+            return point
         if not epochs:
-            return {**told, "cut": cut}
-        small = entrim.load(subject.model, place)
-        lessons = Lessons(work, subject)
-        tuned = lessons.after(f"{name} fine tuning", small, subject.fine_tuning, epochs)
-        return {**told, "cut": cut, "tuned": tuned}
+            return {**point, "pruned": pruned}
+        small = entrim.load(trained.model, path)
+        training = Training(work, trained)
+        tuned = training.accuracies(f"{name} fine tuning", small, trained.fine_tuning, epochs)
+        return {**point, "pruned": pruned, "tuned": tuned}
 
-    def _others(self) -> list[Line]:
-        """Return what other methods have published, on other networks, with fine tuning."""
+    def _published_lines(self) -> list[Line]:
+        """Return the published results of other methods, on other networks, with fine tuning."""
         return [
             Line(
                 row=f"{method.replace('ours', 'the paper')}, {table.network}, as printed",
@@ -169,14 +174,14 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a study has measured, now and earlier."""
+class _Results:
+    """New and earlier results of a study."""
 
     study: Study
     measured: Sequence[Point]
 
     def unknown(self) -> list[str]:
-        """Return a note on points of an earlier record that the table has no place for."""
+        """Return a note on points of an earlier record that are not in the table."""
         variants = {variant.name for variant in self.study.variants}
         lost = [
             one
@@ -187,14 +192,14 @@ class _Found:
 
     def lines(self, options: Options) -> list[Line]:
         """Return the drop of every variant, raw and after fine tuning."""
-        asked = {n for panel in self.study.panels for n in panel.taught(options)}
-        epochs = sorted(asked.union(*(one.get("tuned", ()) for one in self.measured)))
+        requested = {n for panel in self.study.panels for n in panel.tuning_epochs(options)}
+        epochs = sorted(requested.union(*(one.get("tuned", ()) for one in self.measured)))
         found = []
         for variant in self.study.variants:
-            found.append(self._line(variant, "raw", lambda m: m["cut"]["accuracy"]))
+            found.append(self._line(variant, "raw", lambda p: p["pruned"]["accuracy"]))
             for n in epochs if variant.tuned else ():
                 text = f"fine tuned {n} epoch{'s' * (n > 1)}"
-                found.append(self._line(variant, text, lambda m, n=n: m.get("tuned", {}).get(n)))
+                found.append(self._line(variant, text, lambda p, n=n: p.get("tuned", {}).get(n)))
         return found
 
     def _line(
@@ -216,39 +221,32 @@ class _Found:
 
 
 def _at_widths(row: Row) -> dict[str, Any]:
-    return {"layers": list(row.eps), "widths": dict(row.widths)}
+    return {"include": list(row.eps), "budget": Widths(dict(row.widths))}
 
 
-def _selected(selector: str, **more: Any) -> Callable[[Subject, Row], dict[str, Any]]:
+def _by_selector(selector: str, **more: Any) -> Callable[[TrainedModel, Row], dict[str, Any]]:
     return lambda _, row: {**_at_widths(row), "selector": selector, **more}
 
 
-def _ranked(criterion: str, **more: Any) -> Callable[[Subject, Row], dict[str, Any]]:
-    def options(subject: Subject, row: Row) -> dict[str, Any]:
-        ranking = Ranking(criterion, subject, tuple(row.eps))
-        return {**_at_widths(row), "scores": ranking, **more}
+def _by_criterion(criterion: str, **more: Any) -> Callable[[TrainedModel, Row], dict[str, Any]]:
+    def options(trained: TrainedModel, row: Row) -> dict[str, Any]:
+        scores = CriterionScores(criterion, trained, tuple(row.eps))
+        return {**_at_widths(row), "selector": scores, **more}
 
     return options
 
 
 def _variants() -> tuple[Variant, ...]:
-    """Return how others choose, with the old weights as they do and rebuilt, and how we do."""
-    old = "old weights"
-    kept = [
-        Variant(name=f"random, {old}", options=_selected("random", **_OLD), tuned=True),
-        *(
-            Variant(name=f"{name}, {old}", options=_ranked(name, **_OLD), tuned=True)
-            for name in CRITERIA
-        ),
-    ]
-    rebuilt = [Variant(name=f"{name}, rebuilt", options=_ranked(name)) for name in CRITERIA]
-    ours = [
-        Variant(name=f"{name}, rebuilt", options=_selected(name), tuned=True) for name in SELECTORS
-    ]
-    ours.append(
-        Variant(name="entrim, within the same parameters and MACs", options=within, tuned=True)
+    """Return the criteria of others with original and with reconstructed weights, and ours."""
+    original = {"random": _by_selector("random", **_ORIGINAL_WEIGHTS)}
+    original |= {name: _by_criterion(name, **_ORIGINAL_WEIGHTS) for name in CRITERIA}
+    ours = {f"{name}, rebuilt": _by_selector(name) for name in SELECTORS}
+    ours["entrim, within the same parameters and MACs"] = same_size_options
+    return (
+        *(Variant(name=f"{n}, old weights", options=o, tuned=True) for n, o in original.items()),
+        *(Variant(name=f"{name}, rebuilt", options=_by_criterion(name)) for name in CRITERIA),
+        *(Variant(name=name, options=options, tuned=True) for name, options in ours.items()),
     )
-    return (*kept, *rebuilt, *ours)
 
 
 STUDIES = {
@@ -258,20 +256,20 @@ STUDIES = {
             name="images",
             title="how many unlabelled images are enough, at the same widths",
             variants=tuple(
-                Variant(name=f"{count:,} images", options=_selected("greedy"), images=count)
+                Variant(name=f"{count:,} images", options=_by_selector("greedy"), images=count)
                 for count in COUNTS
             ),
-            panels=(lenet(epochs=0), halved_resnet("ResNet-56", models.resnet56)),
+            panels=(lenet_panel(epochs=0), half_resnet_panel("ResNet-56", models.resnet56)),
         ),
         Study(
             name="comparison",
             title="channels chosen in other ways, at the same widths",
             variants=_variants(),
             panels=(
-                lenet(epochs=3),
-                halved_resnet("ResNet-20", models.resnet20),
-                last_of("VGG-16", "vgg16-full", models.vgg16),
-                last_of("ResNet18", "resnet18", models.resnet18),
+                lenet_panel(epochs=3),
+                half_resnet_panel("ResNet-20", models.resnet20),
+                last_row_panel("VGG-16", "vgg16-full", models.vgg16),
+                last_row_panel("ResNet18", "resnet18", models.resnet18),
             ),
             published=("vgg16-comparison", "resnet18-comparison"),
         ),

@@ -21,8 +21,10 @@ class ProgressEvent:
         or distill.
     name : str
         What was finished: a batch, a group, a layer, a trial, an epoch.
-    done, total : int
-        Finished steps, and how many there are.
+    done : int
+        Finished steps of the stage.
+    total : int
+        All steps of the stage.
     detail : str
         One phrase about the result of the step.
     loss : float, optional
@@ -71,6 +73,10 @@ class Progress:
     @classmethod
     def of(cls, callbacks: Sequence[Callback] | None) -> "Progress":
         """Return the progress for the `callbacks` of a public call."""
+        if callbacks is not None and not isinstance(callbacks, Sequence):
+            raise BadSettingError(
+                f"callbacks is a {type(callbacks).__name__}: pass a list of entrim.Callback"
+            )
         known = tuple(callbacks or ())
         for callback in known:
             if not callable(getattr(callback, "on_step", None)):

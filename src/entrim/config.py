@@ -106,6 +106,10 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value < math.inf):
                 raise BadSettingError(f"{name} must be positive ({unit}), got {value!r}")
+        if not isinstance(self.costs, Mapping):
+            raise BadSettingError(
+                f"costs must be a dict {{name: (cost, limit)}}, got {self.costs!r}"
+            )
         for name, pair in self.costs.items():
             good = isinstance(pair, Sequence) and len(pair) == 2 and callable(pair[0])
             if name in SIZES or not good or not _is_number(pair[1]):
@@ -168,6 +172,12 @@ class Widths:
         object.__setattr__(self, "widths", dict(widths))
         _check_count("round_to", self.round_to)
 
+    @property
+    def by_pattern(self) -> dict[str, float | int]:
+        """The widths by pattern."""
+        assert isinstance(self.widths, Mapping)
+        return dict(self.widths)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropicPenalty:
@@ -209,6 +219,8 @@ class EntropicPenalty:
             raise BadSettingError(
                 f"per_group must be a dict {{pattern: (eps_w, eps_l2)}}, got {self.per_group!r}"
             )
+        if self.min_decrease is not None and not _is_number(self.min_decrease):
+            raise BadSettingError(f"min_decrease must be a number, got {self.min_decrease!r}")
         for pattern, pair in self.per_group.items():
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise BadSettingError(
@@ -217,6 +229,7 @@ class EntropicPenalty:
             self.solver_settings(*pair)
         self.solver_settings(self.eps_w, self.eps_l2)
         _check_choice("coupling", self.coupling, COUPLINGS)
+        _check_choice("single_consumer", self.single_consumer, (True, False))
         _check_count("round_to", self.round_to)
 
     def solver_settings(self, eps_w: float, eps_l2: float) -> SolverSettings:
@@ -272,6 +285,7 @@ class Reconstruction:
         _check_choice("weights", self.weights, ("least_squares", "solution"))
         _check_choice("order", self.order, (None, "sequential", "independent"))
         _check_choice("batchnorm", self.batchnorm, ("keep", "reestimate"))
+        _check_choice("residual_correction", self.residual_correction, (True, False))
         if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
             raise BadSettingError(f"ridge must be 0 or positive, got {self.ridge!r}")
         if self.weights == "solution" and self.order == "sequential":
@@ -371,10 +385,20 @@ class Distillation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or not 0 < self.temperature < math.inf:
-            raise BadSettingError(f"temperature must be positive, got {self.temperature!r}")
+        for name in ("epochs", "batch_size"):
+            _check_count(name, getattr(self, name))
+        if self.patience is not None:
+            _check_count("patience", self.patience)
+        for name in ("learning_rate", "temperature"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise BadSettingError(f"{name} must be positive, got {value!r}")
+        if not _is_number(self.shift) or not 0 <= self.shift <= 0.5:
+            raise BadSettingError(f"shift must be a fraction from 0 to 0.5, got {self.shift!r}")
         if not _is_number(self.holdout) or not 0 < self.holdout < 1:
             raise BadSettingError(f"holdout must be a fraction such as 0.1, got {self.holdout!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise BadSettingError(f"seed must be a non-negative integer, got {self.seed!r}")
 
 
 def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> dict[str, Any]:
@@ -422,7 +446,10 @@ def to_plain(value: Any) -> Any:
 
 def list_patterns(patterns: Patterns) -> list[str]:
     """Return one or several patterns as a list."""
-    return [patterns] if isinstance(patterns, str) else list(patterns)
+    found = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
+        raise BadSettingError(f"a pattern or a list of patterns is needed, got {patterns!r}")
+    return list(found)
 
 
 def _is_number(value: object) -> bool:

@@ -84,7 +84,7 @@ class BudgetError(EntrimError, ValueError):
     """No network that can be reached by cutting keeps the budget."""
 
     @classmethod
-    def size(cls, resource: str, limit: float, lowest: float) -> "BudgetError":
+    def size(cls, resource: str, limit: int | float, lowest: int | float) -> "BudgetError":
         """Return the error of a size that cannot be reached."""
         return cls(
             f"a budget of {limit:,} {resource} cannot be met: with every group at its minimum "
@@ -93,7 +93,7 @@ class BudgetError(EntrimError, ValueError):
         )
 
     @classmethod
-    def latency(cls, limit: float, lowest: float) -> "BudgetError":
+    def latency(cls, limit: int | float, lowest: float) -> "BudgetError":
         """Return the error of a time that cannot be reached."""
         return cls(
             f"a latency of {1e3 * limit:.3g} ms cannot be kept: the narrowest network still takes "
@@ -101,7 +101,7 @@ class BudgetError(EntrimError, ValueError):
         )
 
     @classmethod
-    def contradiction(cls, limit: float, found: float) -> "BudgetError":
+    def contradiction(cls, limit: int | float, found: float) -> "BudgetError":
         """Return the error of an output error that the other limits do not allow."""
         return cls(
             f"max_error={limit:.3g} contradicts the rest of the budget, which leads to an error of "

@@ -43,16 +43,13 @@ from entrim.config import (
     Patterns,
     Reconstruction,
     Target,
-    Widths,
     list_patterns,
     to_plain,
 )
 from entrim.entropic.solution import Part
 from entrim.errors import (
     BadSettingError,
-    BudgetWarning,
     CalibrationWarning,
-    LatencyWarning,
     NothingCutWarning,
     RolledBackWarning,
 )
@@ -66,11 +63,13 @@ from entrim.graph.eager import (
 )
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
 from entrim.reconstruction.sequential import reconstruct, removed_from
-from entrim.records import LayerRecord, Record, Size, now
+from entrim.records import LayerRecord, Record
 from entrim.results import (
     VERSIONS,
     SparsifyResult,
+    budget_warnings,
     group_records,
+    now,
     size_record,
     tradeoff_records,
     versions,
@@ -82,9 +81,12 @@ from entrim.selection.base import (
     GroupTarget,
     RankingSelector,
     Selector,
+    list_channels,
+    name_of,
 )
-from entrim.selection.baselines import EliminationSelector, MomentsSelector, Scores
+from entrim.selection.elimination import EliminationSelector
 from entrim.selection.entropic import EntropicSelector, select_channels
+from entrim.selection.targets import TargetResolver, describe_selector, find_selector
 from entrim.storage.checkpoint import CheckpointStore, fingerprint
 from entrim.surgery.measure import measure
 from entrim.surgery.plan import Plan
@@ -96,14 +98,6 @@ EXAMPLES = 4
 """Images with which a network is traced, if no example inputs are given."""
 REPEATS = 15
 """Runs whose median is the latency of a point."""
-SELECTORS: Mapping[str, Selector] = {
-    "entropic": EntropicSelector(),
-    "greedy": EliminationSelector(),
-    "lasso": MomentsSelector("lasso"),
-    "magnitude": MomentsSelector("magnitude"),
-    "random": MomentsSelector("random"),
-    "exhaustive": MomentsSelector("exhaustive"),
-}
 TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
 """Dataclasses in checkpoints."""
 
@@ -181,10 +175,13 @@ class Pruner:
         seed: int = 0,
     ) -> None:
         self.model = unwrap(model)
-        self.selector = _check_selector(selector)
         self.reconstruction = _check_type("reconstruction", reconstruction, Reconstruction)
         self.calibration = _check_type("calibration", calibration, Calibration)
         self.include, self.exclude = list_patterns(include), list_patterns(exclude)
+        self.selector = find_selector(selector)
+        self.resolver = TargetResolver(
+            self.selector, self.reconstruction, self.include, self.exclude
+        )
         self.seed = _check_seed(seed)
         self.progress = Progress.of(callbacks)
         self.checkpoints = _store(checkpoint_dir)
@@ -213,7 +210,7 @@ class Pruner:
     def close(self) -> None:
         """Remove temporary files and collected statistics."""
         if "statistics" in self.__dict__:
-            self.statistics.store.close()
+            self.statistics.close()
 
     # The pipeline
 
@@ -231,7 +228,7 @@ class Pruner:
         -------
         SparsifyResult
         """
-        self._check_target(target)
+        self.resolver.check(target)
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
             torch.manual_seed(self._run_seed or 0)
             identity = {} if self.checkpoints.folder is None else self._identity
@@ -258,10 +255,10 @@ class Pruner:
         with isolate_random_state(), self.progress.stage("trace"):
             found = self._statistics_on(self.images, self._run_seed)
             warning = check_images(found.forward)
+            groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
+            self.progress.step("trace", type(self.model).__name__, 1, 1, groups)
         if warning is not None:
             self.progress.warn(warning, CalibrationWarning)
-        groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
-        self.progress.step("trace", type(self.model).__name__, 1, 1, groups)
         self._data_notes = list(self.progress.notes)
         return found
 
@@ -288,34 +285,20 @@ class Pruner:
         with self.progress.stage("reconstruct"):
             plan = self._reconstruct(selection.channels)
         with self.progress.stage("prune"):
-            return prune(self.model, plan, self.example_inputs, graph=self.graph)
+            pruned = prune(self.model, plan, self.example_inputs, graph=self.graph)
+            detail = f"verified to {pruned.proof.final:.0e}"
+            self.progress.step("prune", type(self.model).__name__, 1, 1, detail)
+        return pruned
 
     # Targets and statistics
 
     def group_targets(self, target: Target | None) -> dict[str, GroupTarget]:
         """Return what `target` requests of every included group; others keep all channels."""
-        self._check_target(target)
-        patterns = [*self.include, *self.exclude, *_patterns_of(target)]
-        selector = self._selector_for(target)
-        if isinstance(selector, Scores):
-            patterns += selector.scores
-        for pattern in patterns:
-            if not any(group.matches(pattern) for group in self.graph.groups):
-                names = ", ".join(group.name for group in self.graph.groups)
-                raise BadSettingError(
-                    f"no group matches {pattern!r}: patterns match layers that produce channels, "
-                    f"and the groups are {names}"
-                )
-        found = {}
-        for group in self.graph.groups:
-            included = any(map(group.matches, self.include))
-            if included and not any(map(group.matches, self.exclude)):
-                one = self._group_target(target, group, selector)
-                if one is not None:
-                    found[group.name] = one
-                    if isinstance(selector, Scores):
-                        selector.of_group(group)  # refuse wrong scores before anything runs
-        return found
+
+        def has_single_consumer(group: Group) -> bool:
+            return self.statistics.has_single_consumer(group)
+
+        return self.resolver.group_targets(target, self.graph, has_single_consumer)
 
     def prunable_groups(self, targets: Mapping[str, GroupTarget]) -> list[Group]:
         """Return the groups of `targets` whose statistics can be collected; warn about others."""
@@ -418,19 +401,20 @@ class Pruner:
             round_to=1 if budget is None else budget.round_to,
             extra_costs={} if budget is None else {k: c for k, (c, _) in budget.costs.items()},
         )
-        if budget is not None:  # before the expensive part
-            problem.check_feasible(budget.limits(problem.sizes))
+        limits = {} if budget is None else budget.limits(problem.sizes)
+        problem.check_feasible(limits)  # before the expensive part
         problem = replace(problem, curves=self.curves)
         with self.progress.stage("allocate"):
             point = select_point(
                 problem,
                 budget,
+                limits,
                 self.analyzer.uninformative_divergence(),
                 latency_of=self._latency_at,
                 error_of=partial(self._error_at, targets),
             )
             channels = self._selection_at(point.at, targets, point.reason)
-        self._report_allocation(problem, point)
+            self._report_allocation(problem, point)
         settled = {n: replace(targets[n], width=point.at.widths[n]) for n in channels}
         return Selection(channels, settled, point)
 
@@ -463,12 +447,11 @@ class Pruner:
     def _rank(self, group: Group, selector: Selector) -> list[int]:
         if not isinstance(selector, RankingSelector):
             selector = EliminationSelector()
-        order = selector.rank(self.group_statistics(group))
-        found = [int(channel) for channel in order]
+        found = list_channels(selector, selector.rank(self.group_statistics(group)))
         if sorted(found) != list(range(group.channels)):
             raise BadSettingError(
-                f"{selector} ranked {group.name} with {len(found)} channels: return each of its "
-                f"{group.channels} channels once"
+                f"{name_of(selector)} ranked {group.name} with {len(found)} channels: return each "
+                f"of its {group.channels} channels once"
             )
         return found
 
@@ -489,7 +472,7 @@ class Pruner:
         self.collect(map(self.graph.group, missing))
         found = {}
         for name, ranking in self.rankings.items():
-            width, why = point.widths[name], f"{targets[name].selector}, {reason}"
+            width, why = point.widths[name], f"{name_of(targets[name].selector)}, {reason}"
             if name in fresh:
                 target = replace(targets[name], width=width)
                 work = partial(self._select_in, ranking.group, target)
@@ -616,31 +599,7 @@ class Pruner:
             seed=seed,
         )
 
-    # Checks
-
-    def _check_target(self, target: Target | None) -> None:
-        if target is not None and not isinstance(target, Budget | Widths | EntropicPenalty):
-            raise BadSettingError(
-                f"the budget is {target!r}: pass entrim.Budget(params=0.3), entrim.Widths(0.5) or "
-                "entrim.EntropicPenalty(eps_w=-1e-3)"
-            )
-        selector = self._selector_for(target)
-        entropic = isinstance(selector, EntropicSelector)
-        if isinstance(target, EntropicPenalty) and not entropic:
-            raise BadSettingError(
-                f"the selector {selector} selects at given widths: pass entrim.Widths(0.5) or a "
-                "Budget, or leave the selector out"
-            )
-        if self._needs_solution and (not entropic or target is None or isinstance(target, Budget)):
-            raise BadSettingError(
-                'Reconstruction(weights="solution") uses the weights of an entropic solution: pass '
-                "an EntropicPenalty, or Widths with the entropic selector; reconstruction=None "
-                "keeps the original weights"
-            )
-
-    @property
-    def _needs_solution(self) -> bool:
-        return self.reconstruction is not None and not self.reconstruction.refits
+    # Random numbers and notes
 
     @property
     def _run_seed(self) -> int | None:
@@ -653,39 +612,8 @@ class Pruner:
     @property
     def draws(self) -> bool:
         """Whether anything is drawn at random."""
-        known = (None, *(s for name, s in SELECTORS.items() if name != "random"))
-        custom = self.selector not in known and not isinstance(
-            self.selector, Scores | EntropicSelector
-        )
         sampled = self.calibration.n_positions is not None or self.calibration.n_bootstrap > 0
-        return sampled or custom
-
-    def _selector_for(self, target: Target | None) -> Selector:
-        if self.selector is not None:
-            return self.selector
-        by_budget = target is None or isinstance(target, Budget)
-        return SELECTORS["greedy" if by_budget else "entropic"]
-
-    def _group_target(
-        self, target: Target | None, group: Group, selector: Selector
-    ) -> GroupTarget | None:
-        coupling = selector.coupling if isinstance(selector, EntropicSelector) else "joint"
-        found = GroupTarget(
-            channels=group.channels,
-            selector=selector,
-            coupling=coupling,
-            round_to=1 if target is None else target.round_to,
-            needs_solution=self._needs_solution,
-        )
-        if isinstance(target, Widths):
-            width = _first_match(_widths(target), group)
-            return None if width is None else replace(found, width=_width(width, group))
-        if isinstance(target, EntropicPenalty):
-            if target.single_consumer and not self.statistics.has_single_consumer(group):
-                return None
-            pair = _first_match(target.per_group, group) or (target.eps_w, target.eps_l2)
-            return replace(found, penalty=target.solver_settings(*pair), coupling=target.coupling)
-        return found
+        return sampled or self.resolver.is_random
 
     def _warn_nothing_pruned(self, target: Target | None, selection: Selection) -> None:
         """Explain why nothing was pruned; for a penalty, name one that prunes something."""
@@ -739,7 +667,6 @@ class Pruner:
     ) -> SparsifyResult:
         name, statistics = type(self.model).__name__, self.statistics
         proof = pruned.proof
-        self.progress.step("prune", name, 1, 1, f"verified to {proof.final:.0e}")
         with self.progress.stage("measure"):
             before, after = (
                 size_record(model, self.example_inputs) for model in (self.model, pruned.model)
@@ -747,9 +674,12 @@ class Pruner:
             batches = statistics.forward.batches
             some = batches[: measured_batches(len(batches), self.images.count)]
             error = error_of(pruned.model, self.model, some)
-        detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
-        self.progress.step("measure", name, 1, 1, detail)
-        self._check_budget(target, selection.point, before, after)
+            detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
+            self.progress.step("measure", name, 1, 1, detail)
+        if isinstance(target, Budget) and selection.point is not None:
+            limits = target.limits({kind: getattr(before, kind) for kind in SIZES})
+            for note, category in budget_warnings(target, limits, selection.point, after):
+                self.progress.warn(note, category)
         record = Record(
             model=name,
             images=self.images.count,
@@ -796,48 +726,12 @@ class Pruner:
         """Return the options of a run as plain data."""
         return {
             "budget": to_plain(target),
-            "selector": _plain_selector(self.selector),
+            "selector": describe_selector(self.selector),
             "reconstruction": to_plain(self.reconstruction),
             "include": self.include,
             "exclude": self.exclude,
             "calibration": to_plain(self.calibration),
         }
-
-    def _check_budget(
-        self, target: Target | None, point: SelectedPoint | None, before: Size, after: Size
-    ) -> None:
-        """Warn where the finished network exceeds its budget.
-
-        Predicted sizes are exact unless the channels of a group take unequal shares of a tensor;
-        latency is noisy.
-        """
-        if not isinstance(target, Budget):
-            return
-        limits = target.limits({kind: getattr(before, kind) for kind in SIZES})
-        for kind in target.sizes:
-            limit, found = limits[kind], getattr(after, kind)
-            if found > limit:
-                self.progress.warn(
-                    f"the budget was {limit:,} {SIZES[kind]}, and the finished network has "
-                    f"{found:,}, because channels of one group differ in size here: request "
-                    f"{kind}={int(limit * limit / found):,} or less",
-                    BudgetWarning,
-                )
-        if target.latency is None or after.latency <= target.latency:
-            return
-        assert point is not None
-        assert point.seconds is not None
-        limit, first, last, half = (
-            f"{1e3 * seconds:.3g} ms"
-            for seconds in (target.latency, point.seconds, after.latency, after.deviation / 2)
-        )
-        noise = after.latency - target.latency <= after.deviation / 2
-        self.progress.warn(
-            f"a latency of {limit} was requested, and the finished network takes {last} ± {half}, "
-            f"which is {'within' if noise else 'beyond'} the noise of that measurement; it took "
-            f"{first} when it was selected: request less, or run on an idle machine",
-            LatencyWarning,
-        )
 
     @cached_property
     def _identity(self) -> dict[str, str]:
@@ -848,17 +742,11 @@ class Pruner:
         shown = [self.images.arguments, dict(self.images.fixed), self.example_inputs]
         tensors = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
         shapes = repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
-        options = (
-            repr(self.selector),
-            self.reconstruction,
-            self.include,
-            self.exclude,
-            self.calibration,
-        )
+        options = [self.settings(None), to_plain(getattr(self.selector, "__dict__", {}))]
         return {
             "network": f"{_digest(*network)} {fingerprint(forward.tensors.values())}",
             "images": f"{_digest(shapes)} {fingerprint(tensors)}",
-            "settings": repr(options),
+            "settings": json.dumps(options),
             "seed": str(self._run_seed),
             "versions": str({name: version(name) for name in VERSIONS}),
         }
@@ -943,33 +831,6 @@ def _ranked_keys(name: str) -> tuple[str, str]:
     return f"ranking of {name}", f"divergence of {name}"
 
 
-def _patterns_of(target: Target | None) -> list[str]:
-    if isinstance(target, Widths):
-        return list(_widths(target))
-    return list(target.per_group) if isinstance(target, EntropicPenalty) else []
-
-
-def _widths(target: Widths) -> Mapping[str, float | int]:
-    assert isinstance(target.widths, Mapping)
-    return target.widths
-
-
-def _first_match(options: Mapping[str, Any], group: Group) -> Any:
-    """Return the option of the first pattern that matches `group`."""
-    return next((value for key, value in options.items() if group.matches(key)), None)
-
-
-def _width(width: int | float, group: Group) -> int:
-    if isinstance(width, float):
-        return max(1, round(width * group.channels))
-    if width > group.channels:
-        raise BadSettingError(
-            f"the width of {group.name} must be at most {group.channels}, its number of channels; "
-            f"got {width}"
-        )
-    return width
-
-
 def _store(folder: str | os.PathLike[str] | CheckpointStore | None) -> CheckpointStore:
     store = (
         folder
@@ -980,34 +841,12 @@ def _store(folder: str | os.PathLike[str] | CheckpointStore | None) -> Checkpoin
     return store
 
 
-def _check_selector(selector: str | Selector) -> Selector | None:
-    if selector == "auto":
-        return None
-    if isinstance(selector, str):
-        if selector not in SELECTORS:
-            known = ", ".join(map(repr, ("auto", *SELECTORS)))
-            raise BadSettingError(f"selector must be one of {known}; got {selector!r}")
-        return SELECTORS[selector]
-    if not isinstance(selector, Selector):
-        raise BadSettingError(
-            f"the selector is a {type(selector).__name__}: pass a name, or an object with "
-            "select(statistics, k)"
-        )
-    return selector
-
-
-def _plain_selector(selector: Selector | None) -> Any:
-    """Return a selector as a record contains it: its name, or its fields."""
-    if selector is None:
-        return "auto"
-    known = next((name for name, value in SELECTORS.items() if value == selector), None)
-    return known or to_plain(selector)
-
-
-def _check_type(name: str, value: Any, kind: type) -> Any:
-    if isinstance(value, kind) or (value is None and kind is Reconstruction):
+def _check_type(name: str, value: Any, expected_type: type) -> Any:
+    if isinstance(value, expected_type) or (value is None and expected_type is Reconstruction):
         return value
-    raise BadSettingError(f"{name} is a {type(value).__name__}: pass entrim.{kind.__name__}(...)")
+    raise BadSettingError(
+        f"{name} is a {type(value).__name__}: pass entrim.{expected_type.__name__}(...)"
+    )
 
 
 def _check_seed(seed: object) -> int:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from entrim.errors import LoadError
@@ -198,11 +197,6 @@ class Record:
         stages = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
         lines += [stages, *(str(part) for part in (self.distilled, self.score) if part)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-def now() -> str:
-    """Return the time, as records hold it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _record(data: dict[str, Any]) -> Record:

@@ -4,8 +4,9 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
@@ -14,7 +15,8 @@ from torch import nn
 
 from entrim.allocation.allocate import AllocationPoint, SelectedPoint
 from entrim.calibration.collect import LayerStatistics
-from entrim.errors import BadSettingError, LoadError
+from entrim.config import SIZES, Budget
+from entrim.errors import BadSettingError, BudgetWarning, LatencyWarning, LoadError
 from entrim.graph.eager import ExampleInputs, copy_without_hooks
 from entrim.records import GroupRecord, Record, Score, Size, TradeOff
 from entrim.selection.base import ChannelSelection, GroupTarget
@@ -190,7 +192,7 @@ def _group_record(
     return GroupRecord(
         name=name,
         layers=group.layers,
-        readers=tuple(c.site.layer for c in statistics.consumers_of(group)),
+        readers=tuple(c.spec.layer for c in statistics.consumers_of(group)),
         channels=group.channels,
         kept=found.kept,
         reason=found.reason,
@@ -230,3 +232,40 @@ def versions(more: Sequence[str] = ()) -> dict[str, str]:
     """Return the versions of the packages that compute, and of some further ones."""
     packages = {name: version(name) for name in (*VERSIONS, "numpy", *more)}
     return packages | {"Python": platform.python_version()}
+
+
+def now() -> str:
+    """Return the time, as records contain it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def budget_warnings(
+    budget: Budget, limits: Mapping[str, int | float], point: SelectedPoint, after: Size
+) -> Iterator[tuple[str, type[UserWarning]]]:
+    """Yield a warning for each limit that the finished network exceeds.
+
+    Predicted sizes are exact unless the channels of a group take unequal shares of a tensor;
+    latency is noisy.
+    """
+    for kind in (kind for kind in SIZES if kind in limits):
+        limit, found = limits[kind], getattr(after, kind)
+        if found > limit:
+            yield (
+                f"the budget was {limit:,} {SIZES[kind]}, and the finished network has {found:,}, "
+                "because channels of one group differ in size here: request "
+                f"{kind}={int(limit * limit / found):,} or less",
+                BudgetWarning,
+            )
+    if budget.latency is not None and after.latency > budget.latency:
+        assert point.seconds is not None
+        limit, first, last, half = (
+            f"{1e3 * seconds:.3g} ms"
+            for seconds in (budget.latency, point.seconds, after.latency, after.deviation / 2)
+        )
+        noise = after.latency - budget.latency <= after.deviation / 2
+        yield (
+            f"a latency of {limit} was requested, and the finished network takes {last} ± {half}, "
+            f"which is {'within' if noise else 'beyond'} the noise of that measurement; it took "
+            f"{first} when it was selected: request less, or run on an idle machine",
+            LatencyWarning,
+        )

@@ -2,19 +2,30 @@
 
 import itertools
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import entrim
-from entrim.allocate import AllocationProblem, SensitivityCurve, exceeded
+from entrim.allocation.allocate import (
+    MAX_ERROR_POINTS,
+    AllocationPoint,
+    AllocationProblem,
+    SelectedPoint,
+    SensitivityCurve,
+    exceeded,
+    select_point,
+)
 from entrim.allocation.costs import Costs, Length, Term
 from entrim.errors import BadSettingError, BudgetError
 
 
 def chain(widths: list[int], maps: list[int]) -> Costs:
-    """Return the costs of a chain of layers, each reading the group before it."""
+    """Return the costs of a chain of layers, each consuming the group before it."""
     names = [f"g{n}" for n in range(len(widths))]
     lengths = [Length(3), *(Length(0, {name: 1}) for name in names), Length(10)]
     terms = [
@@ -24,12 +35,12 @@ def chain(widths: list[int], maps: list[int]) -> Costs:
     return Costs(tuple(terms), {"params": 7, "macs": 0, "bytes": 28})
 
 
-def market(widths: list[int], slopes: list[float], round_to: int = 1) -> AllocationProblem:
-    """Return a market in which channel after channel of a group does more damage."""
+def problem_of(widths: list[int], slopes: list[float], round_to: int = 1) -> AllocationProblem:
+    """Return a problem in which every further channel of a group is more sensitive."""
     names = [f"g{n}" for n in range(len(widths))]
     return AllocationProblem(
         costs=chain(widths, [16 >> n for n in range(len(widths) + 1)]),
-        damages={
+        curves={
             name: SensitivityCurve.of({k: slope * (width - k) ** 2 for k in range(1, width + 1)})
             for name, width, slope in zip(names, widths, slopes, strict=True)
         },
@@ -43,24 +54,26 @@ SIZES = st.sampled_from(["params", "macs", "bytes"])
 
 
 @given(st.dictionaries(st.integers(1, 60), st.floats(0, 5), min_size=1))
-def test_a_damage_is_the_largest_convex_function_below_the_points(points: dict) -> None:
-    damage = SensitivityCurve.of(points)
-    assert all(damage.at(width) <= value + 1e-9 for width, value in points.items())
-    assert all(points[w] == v for w, v in zip(damage.widths, damage.values, strict=True))
+def test_a_sensitivity_curve_is_the_largest_convex_function_below_the_points(
+    points: dict[int, float],
+) -> None:
+    curve = SensitivityCurve.of(points)
+    assert all(curve.at(width) <= value + 1e-9 for width, value in points.items())
+    assert all(points[w] == v for w, v in zip(curve.widths, curve.values, strict=True))
     slopes = [
         (d - b) / (c - a)
-        for (a, b), (c, d) in itertools.pairwise(zip(damage.widths, damage.values, strict=True))
+        for (a, b), (c, d) in itertools.pairwise(zip(curve.widths, curve.values, strict=True))
     ]
     assert slopes == sorted(slopes)
 
 
 @given(GROUPS, st.floats(0.02, 1), SIZES, st.sampled_from([1, 4, 8]))
-def test_a_budget_is_kept_and_used_up_to_less_than_one_step(
-    groups: list[tuple[int, float]], share: float, kind: str, round_to: int
+def test_a_budget_is_met_and_used_up_to_less_than_one_step(
+    groups: list[tuple[int, float]], share: float, size: str, round_to: int
 ) -> None:
-    some = market([width for width, _ in groups], [slope for _, slope in groups], round_to)
-    least = some.costs.at({name: some.min_width(name) for name in some.full_widths})[kind]
-    limits = {kind: max(round(least), int(share * some.sizes[kind]))}
+    some = problem_of([width for width, _ in groups], [slope for _, slope in groups], round_to)
+    lowest = some.costs.at({name: some.min_width(name) for name in some.full_widths})[size]
+    limits = {size: max(round(lowest), int(share * some.sizes[size]))}
     at = some.fill_slack(some.greedy_path(limits)[-1], limits)
     assert not exceeded(at.costs, limits)
     for name, width in at.widths.items():
@@ -70,13 +83,13 @@ def test_a_budget_is_kept_and_used_up_to_less_than_one_step(
             assert exceeded(some.costs.at(wider), limits)
 
 
-def test_the_walk_finds_the_best_of_all_widths() -> None:
-    some = market([50, 40], [1.0, 0.3])
+def test_the_path_is_close_to_the_best_of_all_widths() -> None:
+    some = problem_of([50, 40], [1.0, 0.3])
     for share in (0.3, 0.5, 0.8):
         limits = {"params": int(share * some.sizes["params"])}
         at = some.fill_slack(some.greedy_path(limits)[-1], limits)
         best = min(
-            some.damages["g0"].at(a) + some.damages["g1"].at(b)
+            some.curves["g0"].at(a) + some.curves["g1"].at(b)
             for a in range(1, 51)
             for b in range(1, 41)
             if not exceeded(some.costs.at({"g0": a, "g1": b}), limits)
@@ -85,57 +98,191 @@ def test_the_walk_finds_the_best_of_all_widths() -> None:
 
 
 def test_several_limits_hold_together() -> None:
-    some = market([60, 80, 40], [0.1, 1.0, 0.5])
-    limits = {kind: some.sizes[kind] // 3 for kind in ("params", "macs", "bytes")}
+    some = problem_of([60, 80, 40], [0.1, 1.0, 0.5])
+    limits = {size: some.sizes[size] // 3 for size in ("params", "macs", "bytes")}
     at = some.fill_slack(some.greedy_path(limits)[-1], limits)
-    assert all(at.costs[kind] <= limit for kind, limit in limits.items())
+    assert all(at.costs[size] <= limit for size, limit in limits.items())
 
 
-def test_groups_without_a_damage_stay_whole() -> None:
-    some = market([60, 80], [1.0, 1.0])
+def test_groups_without_a_sensitivity_curve_keep_all_channels() -> None:
+    some = problem_of([60, 80], [1.0, 1.0])
     frozen = AllocationProblem(
-        costs=some.costs, damages={"g0": some.damages["g0"]}, full_widths=some.full_widths
+        costs=some.costs, curves={"g0": some.curves["g0"]}, full_widths=some.full_widths
     )
-    assert {stop.widths["g1"] for stop in frozen.greedy_path({}, then=["params"])} == {80}
+    assert {point.widths["g1"] for point in frozen.greedy_path({}, then=["params"])} == {80}
 
 
-def test_the_way_goes_down_to_the_narrowest_network_with_rising_damage() -> None:
-    way = market([60, 80], [1.0, 2.0]).greedy_path({}, then=["params", "macs"])
-    assert way[0].widths == {"g0": 60, "g1": 80}
-    assert way[-1].widths == {"g0": 1, "g1": 1}
-    for before, after in itertools.pairwise(way):
+def test_the_path_ends_at_the_narrowest_network_with_increasing_divergence() -> None:
+    path = problem_of([60, 80], [1.0, 2.0]).greedy_path({}, then=["params", "macs"])
+    assert path[0].widths == {"g0": 60, "g1": 80}
+    assert path[-1].widths == {"g0": 1, "g1": 1}
+    for before, after in itertools.pairwise(path):
         assert after.costs["params"] < before.costs["params"]
         assert after.divergence > before.divergence
 
 
-def test_a_budget_below_the_narrowest_network_names_what_that_has() -> None:
-    some = market([60, 80], [1.0, 2.0])
-    least = round(some.costs.at({"g0": 1, "g1": 1})["params"])
-    with pytest.raises(BudgetError, match=f"still has {least:,}; allow at least that"):
-        some.greedy_path({"params": least - 1})
-    assert some.greedy_path({"params": least})[-1].widths == {"g0": 1, "g1": 1}
+def test_a_budget_below_the_narrowest_network_names_its_size() -> None:
+    some = problem_of([60, 80], [1.0, 2.0])
+    lowest = round(some.costs.at({"g0": 1, "g1": 1})["params"])
+    with pytest.raises(BudgetError, match=f"still has {lowest:,}; allow at least that"):
+        some.greedy_path({"params": lowest - 1})
+    assert some.greedy_path({"params": lowest})[-1].widths == {"g0": 1, "g1": 1}
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "the budget is empty: name params="),
-        ({"params": 0.0}, "params is 0.0: hand over the fraction that remains"),
-        ({"params": 1.5}, "params is 1.5"),
-        ({"macs": 0}, "macs is 0"),
-        ({"bytes": -4}, "bytes is -4"),
-        ({"bytes": math.nan}, "bytes is nan"),
-        ({"latency": 0.0}, "latency is 0.0: hand over seconds"),
-        ({"latency": math.inf}, "latency is inf"),
-        ({"max_error": -0.1}, "max_error is -0.1: hand over a share of the variance"),
+        ({}, "the budget is empty: pass params="),
+        ({"params": 0.0}, "params must be a fraction above 0.0 .* got 0.0"),
+        ({"params": 1.5}, "params must be a fraction .* got 1.5"),
+        ({"macs": 0}, "macs must be a fraction .* or a positive integer, got 0"),
+        ({"bytes": -4}, "bytes must be a fraction .* got -4"),
+        ({"bytes": math.nan}, "bytes must be a fraction .* got nan"),
+        ({"latency": 0.0}, r"latency must be positive \(seconds\), got 0.0"),
+        ({"latency": math.inf}, "latency must be positive .* got inf"),
+        ({"max_error": -0.1}, r"max_error must be positive \(a share of the variance\), got -0.1"),
+        ({"params": 0.5, "round_to": 0}, "round_to must be a positive integer, got 0"),
     ],
 )
-def test_budgets_out_of_range_are_refused(given: dict, sentence: str) -> None:
+def test_budgets_out_of_range_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadSettingError, match=sentence):
         entrim.Budget(**given)
 
 
-def test_a_fraction_is_of_the_whole_and_a_number_is_itself() -> None:
-    whole = {"params": 999, "macs": 50, "bytes": 10}
-    budget = entrim.Budget(params=0.5, macs=70, latency=1.0)
-    assert budget.limits(whole) == {"params": 499, "macs": 70}
+def test_a_fraction_is_relative_to_the_original_and_an_integer_is_absolute() -> None:
+    full = {"params": 999, "macs": 50, "bytes": 10}
+    costs = {"energy": (lambda widths: 1.0, 2.5)}
+    budget = entrim.Budget(params=0.5, macs=70, latency=1.0, costs=costs)
+    assert budget.limits(full) == {"params": 499, "macs": 70, "energy": 2.5}
+
+
+PROBLEM = problem_of([60, 80], [1.0, 2.0])
+HALF = PROBLEM.sizes["params"] // 2
+Measure = Callable[[AllocationPoint], float]
+
+
+def select(
+    budget: entrim.Budget,
+    *,
+    latency_of: Measure = lambda point: 0.0,
+    error_of: Measure = lambda point: 0.0,
+    problem: AllocationProblem = PROBLEM,
+) -> SelectedPoint:
+    limits = budget.limits(problem.sizes)
+    return select_point(problem, budget, limits, 1.0, latency_of=latency_of, error_of=error_of)
+
+
+def by_params(function: Callable[[float], float]) -> Measure:
+    """Return a measure that depends on the share of the parameters."""
+    return lambda point: function(point.costs["params"] / PROBLEM.sizes["params"])
+
+
+def test_the_first_point_is_selected_where_it_meets_all_limits() -> None:
+    plain = select(entrim.Budget(params=0.5))
+    both = select(
+        entrim.Budget(params=0.5, latency=1.0, max_error=0.3),
+        latency_of=lambda _: 0.9,
+        error_of=lambda _: 0.2,
+    )
+    assert both.at == plain.at
+    assert both.seconds == 0.9
+    assert both.reason == f"at most {HALF:,} parameters; error 0.2 of 0.3"
+
+
+def test_a_later_point_is_selected_where_the_error_decreases_along_the_path() -> None:
+    error = by_params(lambda share: 0.9 if share > 0.3 else 0.05)
+    found = select(entrim.Budget(params=0.5, max_error=0.1), error_of=error)
+    assert error(found.at) <= 0.1
+    assert found.at.costs["params"] <= 0.3 * PROBLEM.sizes["params"]
+    assert found.at in found.path
+    assert "error 0.05 of 0.1" in found.reason
+
+
+def test_the_error_is_evaluated_at_a_bounded_number_of_points() -> None:
+    evaluated: list[AllocationPoint] = []
+
+    def error(point: AllocationPoint) -> float:
+        evaluated.append(point)
+        return 0.9 - len(evaluated) / 100
+
+    with pytest.raises(BudgetError, match=r"max_error=0\.1 contradicts .* an error of 0\.81"):
+        select(entrim.Budget(params=0.5, max_error=0.1), error_of=error)
+    assert len(evaluated) == 1 + MAX_ERROR_POINTS
+    assert all(point.costs["params"] <= HALF for point in evaluated)
+
+
+def test_a_later_point_is_selected_where_the_first_is_too_slow() -> None:
+    latency = by_params(lambda share: share)
+    found = select(entrim.Budget(params=0.5, latency=0.2), latency_of=latency)
+    assert found.seconds is not None
+    assert 0.15 < found.seconds == latency(found.at) <= 0.2
+    before = found.path[found.path.index(found.at) - 1]
+    assert latency(before) > 0.2
+    assert found.reason.endswith("ms of 200")
+
+
+def test_a_latency_that_no_point_reaches_is_refused() -> None:
+    with pytest.raises(BudgetError, match=r"300 ms cannot be kept: .* takes 400 ms"):
+        select(entrim.Budget(params=0.5, latency=0.3), latency_of=lambda _: 0.4)
+
+
+def test_size_latency_and_error_hold_together() -> None:
+    latency = by_params(lambda share: share)
+    error = by_params(lambda share: 0.9 if share > 0.1 else 0.05)
+    budget = entrim.Budget(params=0.5, latency=0.3, max_error=0.1)
+    found = select(budget, latency_of=latency, error_of=error)
+    assert found.at.costs["params"] <= HALF
+    assert found.seconds == latency(found.at) <= 0.1
+    assert error(found.at) == 0.05
+
+
+@pytest.mark.parametrize("limit", [0.02, 0.4])
+def test_an_error_alone_selects_the_last_point_within_it(limit: float) -> None:
+    error = by_params(lambda share: 1 - share)
+    found = select(entrim.Budget(max_error=limit), error_of=error)
+    assert error(found.at) <= limit
+    assert error(found.path[found.path.index(found.at) + 1]) > limit
+
+
+def energy(widths: Mapping[str, int], /) -> float:
+    return 0.5 * widths["g0"] + 0.25 * widths["g1"]
+
+
+@given(GROUPS.filter(lambda groups: len(groups) > 1), st.floats(0.05, 1), st.sampled_from([1, 4]))
+def test_a_cost_of_the_user_is_met_and_used_up_to_less_than_one_step(
+    groups: list[tuple[int, float]], share: float, round_to: int
+) -> None:
+    some = problem_of([width for width, _ in groups], [slope for _, slope in groups], round_to)
+    some = replace(some, extra_costs={"energy": energy})
+    lowest = energy({name: some.min_width(name) for name in some.full_widths})
+    limit = max(lowest, share * energy(some.full_widths))
+    budget = entrim.Budget(costs={"energy": (energy, limit)}, round_to=round_to)
+    at = select(budget, problem=some).at
+    assert at.costs["energy"] == energy(at.widths) <= limit
+    for name in ("g0", "g1"):
+        if at.widths[name] < some.full_widths[name]:
+            wider = {**at.widths, name: some.wider(name, at.widths[name])}
+            assert energy(wider) > limit
+
+
+def test_a_cost_below_that_of_the_narrowest_network_is_refused() -> None:
+    some = replace(PROBLEM, extra_costs={"energy": energy})
+    with pytest.raises(BudgetError, match=r"0\.7 energy cannot be met: .* still has 0\.75"):
+        select(entrim.Budget(costs={"energy": (energy, 0.7)}), problem=some)
+
+
+def test_a_cost_and_a_size_hold_together() -> None:
+    some = replace(PROBLEM, extra_costs={"energy": energy})
+    found = select(entrim.Budget(params=0.5, costs={"energy": (energy, 12.0)}), problem=some)
+    assert energy(found.at.widths) <= 12.0
+    assert found.at.costs["params"] <= HALF
+    assert found.reason == f"at most {HALF:,} parameters; at most 12.0 energy"
+
+
+def test_a_cost_may_be_negative() -> None:
+    def shifted(widths: Mapping[str, int], /) -> float:
+        return energy(widths) - 100.0
+
+    some = replace(PROBLEM, extra_costs={"energy": shifted})
+    found = select(entrim.Budget(costs={"energy": (shifted, -90.0)}), problem=some)
+    assert -91.0 < shifted(found.at.widths) <= -90.0

@@ -1,4 +1,4 @@
-"""Moments that a pass of the network collects, against the layers themselves."""
+"""Collected moments, compared with the layers themselves."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrim.calibration.collect import Pass, capture, consumers, gram_of
+from entrim.calibration.collect import Pass, capture, gram_of, moments_of
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import programs
 from entrim.calibration.tensor_store import TensorStore
@@ -31,7 +31,7 @@ LAYERS: dict[str, nn.Module] = {
 
 
 class Two(nn.Module):
-    """A layer that makes eight channels, and the one that reads them."""
+    """A layer that produces eight channels, and the one that consumes them."""
 
     def __init__(self, reader: nn.Module, moved: bool) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Two(nn.Module):
         return self.reader(x.movedim(1, -1) if self.moved else x)
 
 
-def looked_at(
+def collect(
     model: nn.Module, batches: list[Tensor], memory_limit: int = 10**9
 ) -> tuple[Pass, BoundConsumer, TensorStore]:
     tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
@@ -60,13 +60,13 @@ def looked_at(
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_moments_are_those_of_what_the_layer_really_multiplies(name: str) -> None:
+def test_the_moments_are_those_of_the_actual_inputs_of_the_layer(name: str) -> None:
     """For any other weights V of the layer, the sum of its squared outputs is tr(V G V')."""
     torch.manual_seed(0)
     model = Two(copy.deepcopy(LAYERS[name]), name == "channels last").eval()
     x = torch.randn(12, 3, 6, 6)
-    _, reader, grams = looked_at(model, [x[:5], x[5:]])
-    gram = gram_of(grams, reader.site.layer)
+    _, reader, grams = collect(model, [x[:5], x[5:]])
+    gram = gram_of(grams, reader.spec.layer)
     layer = model.reader[1] if isinstance(model.reader, nn.Sequential) else model.reader
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
@@ -79,26 +79,26 @@ def test_the_moments_are_those_of_what_the_layer_really_multiplies(name: str) ->
     groups, outputs = V.shape[:2]
     b = bias.detach().view(groups, outputs, 1) if isinstance(bias, Tensor) else 0 * V[:, :, :1]
     U = torch.cat([b, V], 2)
-    wanted = torch.einsum("gmi,gij,gmj->", U, gram.sums, U)
-    torch.testing.assert_close(wanted, found.square().sum(), rtol=1e-6, atol=0)
+    expected = torch.einsum("gmi,gij,gmj->", U, gram.sums, U)
+    torch.testing.assert_close(expected, found.square().sum(), rtol=1e-6, atol=0)
     rows = found.numel() // (groups * outputs)
     assert gram.count == rows
     torch.testing.assert_close(reader.weight(V).view_as(weight), weight.detach())
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_layers_own_weights_explain_its_outputs_fully(name: str) -> None:
-    """The outputs that the moments stand for are the layer's own: its weights leave nothing."""
+def test_the_weights_of_the_layer_explain_its_outputs_completely(name: str) -> None:
+    """The targets in the moments are the outputs of the layer, so its own weights fit exactly."""
     torch.manual_seed(0)
     model = Two(copy.deepcopy(LAYERS[name]), name == "channels last").eval()
     x = torch.randn(40, 3, 6, 6)
-    task, reader, grams = looked_at(model, [x])
+    task, reader, grams = collect(model, [x])
     group = trace(model, x[:2]).groups[0]
-    parts = consumers(reader, gram_of(grams, reader.site.layer), group, task.tensors)
+    parts = moments_of(reader, gram_of(grams, reader.spec.layer), group, task.tensors)
     assert len(parts) == reader.geometry.groups
     tables = reader.of_group(group)
     for number, (m, table) in enumerate(zip(parts, tables, strict=True)):
-        Q = reader.matrices(task.tensors[reader.site.weight]).double()[number][:, table.flatten()]
+        Q = reader.matrices(task.tensors[reader.spec.weight]).double()[number][:, table.flatten()]
         bias = torch.zeros(len(Q), 1, dtype=torch.float64)
         if reader.bias is not None:
             bias = task.tensors[reader.bias].double().view(len(tables), -1)[number][:, None]
@@ -107,7 +107,7 @@ def test_the_layers_own_weights_explain_its_outputs_fully(name: str) -> None:
         assert explained == pytest.approx(m.target_sum_sq, rel=1e-9)
 
 
-def test_little_memory_takes_more_passes_and_gives_the_same() -> None:
+def test_a_low_memory_limit_takes_more_passes_with_the_same_result() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)
@@ -127,6 +127,6 @@ def test_little_memory_takes_more_passes_and_gives_the_same() -> None:
         with TensorStore(limit) as grams:
             capture(task, list(known.values()), grams, lambda done, _, runs=runs: runs.append(done))
             found.append((len(runs), [gram_of(grams, name).sums for name in known]))
-    (few, wanted), (many, same) = found
+    (few, expected), (many, same) = found
     assert (few, many) == (1, 2)
-    assert all(torch.equal(a, b) for a, b in zip(wanted, same, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, same, strict=True))

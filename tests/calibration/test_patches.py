@@ -1,4 +1,4 @@
-"""Second moments of patches, against the patches themselves and against PyTorch's layers."""
+"""Second moments of patches, compared with the patches and with the layers of PyTorch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,10 +27,10 @@ TRANSPOSED: tuple[Callable[..., Tensor], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, and the inputs it reads."""
+    """A layer and its inputs."""
 
     settings: dict[str, Any]
-    """Of the geometry, which is made outside the drawing: beartype rolls dice of its own."""
+    """Of the geometry, which is created later, because beartype draws random numbers itself."""
     shape: tuple[int, ...]
     outputs: int
     seed: int
@@ -113,11 +113,11 @@ def summed(rows: Tensor) -> Tensor:
     return z.mT @ z
 
 
-def apart(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference, each entry on the scale that Cauchy and Schwarz allow it."""
-    size = wanted.diagonal(dim1=-2, dim2=-1).sqrt()
+def apart(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the Cauchy-Schwarz bound of each entry."""
+    size = expected.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = size[:, :, None] * size[:, None, :]
-    different = (found - wanted).abs()
+    different = (found - expected).abs()
     assert float(different[scale == 0].sum()) == 0
     return float((different / scale.where(scale > 0, 1)).max())
 
@@ -132,7 +132,7 @@ def gram(x: Tensor, geometry: Geometry, *, few: int = 1) -> PatchGram:
 
 
 @given(cases())
-def test_patches_times_the_weight_are_what_the_layer_of_pytorch_gives(case):
+def test_patches_times_the_weight_are_the_outputs_of_the_layer(case):
     weight, columns = case.weight()
     torch.testing.assert_close(patches(case.x, case.geometry) @ columns, case.layer(weight))
 
@@ -140,42 +140,42 @@ def test_patches_times_the_weight_are_what_the_layer_of_pytorch_gives(case):
 @given(cases(), st.sampled_from([1, 10**6]))
 def test_the_gram_is_that_of_the_patches_in_both_precisions(case, few):
     rows = patches(case.x, case.geometry)
-    wanted = summed(rows)
+    expected = summed(rows)
     exact = gram(case.x, case.geometry, few=few)
     assert exact.count == rows.shape[1]
     assert exact.gram_sum.shape == (case.geometry.groups, *2 * (rows.shape[2] + 1,))
-    assert apart(exact.gram_sum, wanted) <= 1e-12
+    assert apart(exact.gram_sum, expected) <= 1e-12
     single = gram(case.x.float(), case.geometry, few=few).gram_sum
     assert single.dtype == torch.float64
-    assert apart(single, wanted) <= 1e-6
+    assert apart(single, expected) <= 1e-6
 
 
 @given(cases())
-def test_the_gram_is_symmetric_and_leaves_no_square_negative(case):
+def test_the_gram_is_symmetric_with_a_non_negative_diagonal(case):
     found = gram(case.x, case.geometry).gram_sum
     assert float(found.diagonal(dim1=-2, dim2=-1).min()) >= 0
     assert apart(found.mT, found) <= 1e-14
 
 
 @given(cases(), st.integers(0, 4))
-def test_batches_add_up_to_one_and_a_sum_handed_out_stays_as_it_was(case, at):
-    whole = gram(case.x, case.geometry)
+def test_batches_add_up_and_a_returned_sum_does_not_change(case, at):
+    total = gram(case.x, case.geometry)
     parts = gram(case.x[:at], case.geometry)
     before = parts.gram_sum
     kept = before.clone()
     parts.add(case.x[at:])
-    assert parts.count == whole.count
-    assert apart(parts.gram_sum, whole.gram_sum) <= 1e-12
+    assert parts.count == total.count
+    assert apart(parts.gram_sum, total.gram_sum) <= 1e-12
     assert torch.equal(before, kept)
 
 
 @given(cases(), st.integers(1, 4000), st.integers(1, 50), st.sampled_from([1, 10**6]))
-def test_small_chunks_of_images_and_rows_change_nothing(case, size, rows, few):
-    wanted = gram(case.x, case.geometry).gram_sum
+def test_the_size_of_chunks_does_not_matter(case, size, rows, few):
+    expected = gram(case.x, case.geometry).gram_sum
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK_BYTES", size)
         patch.setattr(module, "_ROWS", rows)
-        assert apart(gram(case.x, case.geometry, few=few).gram_sum, wanted) <= 1e-12
+        assert apart(gram(case.x, case.geometry, few=few).gram_sum, expected) <= 1e-12
 
 
 @given(cases(), st.integers(1, 5), st.integers(0, 99))
@@ -183,16 +183,16 @@ def test_sampled_positions_are_rows_of_all_patches(case, sampled, seed):
     rows = patches(case.x, case.geometry).unflatten(1, (len(case.x), -1))
     g = torch.Generator().manual_seed(seed)
     positions = torch.randint(rows.shape[2], (len(case.x), sampled), generator=g)
-    wanted = rows[:, torch.arange(len(case.x))[:, None], positions].flatten(1, 2)
-    assert torch.equal(patches(case.x, case.geometry, positions), wanted)
+    expected = rows[:, torch.arange(len(case.x))[:, None], positions].flatten(1, 2)
+    assert torch.equal(patches(case.x, case.geometry, positions), expected)
     result = PatchGram(case.geometry, case.x.shape[1], "cpu")
     result.add(case.x, positions)
     assert result.count == positions.numel()
-    assert apart(result.gram_sum, summed(wanted)) <= 1e-12
+    assert apart(result.gram_sum, summed(expected)) <= 1e-12
 
 
 @given(cases(rank=2), st.integers(1, 4))
-def test_maps_of_several_sizes_and_sampled_ones_add_up(case, longer):
+def test_images_of_several_sizes_and_sampled_positions_add_up(case, longer):
     larger = F.pad(case.x, (0, longer, longer, 0), value=0.5)
     positions = torch.zeros(len(case.x), 1, dtype=torch.int64)
     mixed = gram(case.x, case.geometry)
@@ -208,7 +208,7 @@ def test_maps_of_several_sizes_and_sampled_ones_add_up(case, longer):
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 5), (2, 3, 2, 5)])
 @pytest.mark.parametrize("few", [1, 10**6])
-def test_a_linear_reads_its_last_axis(shape, few):
+def test_a_linear_layer_uses_the_last_axis(shape, few):
     x, weight = torch.randn(shape, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     rows = patches(x, Geometry())
     torch.testing.assert_close(rows[0] @ weight.T, F.linear(x, weight).flatten(0, -2))
@@ -223,14 +223,14 @@ def same(kernel: int = 3, **settings) -> Geometry:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_float32_products_of_many_rows_stay_within_a_millionth(stride, groups):
+def test_float32_products_of_many_rows_are_accurate_to_a_millionth(stride, groups):
     g = torch.Generator().manual_seed(0)
     x = torch.relu(torch.randn(30, 32, 64, 64, generator=g) + 1)
     geometry = same(stride=(stride, stride), groups=groups)
-    found, wanted = (PatchGram(geometry, 32, "cpu") for _ in range(2))
+    found, expected = (PatchGram(geometry, 32, "cpu") for _ in range(2))
     found.add(x)
-    wanted.add(x.double())
-    assert apart(found.gram_sum, wanted.gram_sum) <= 1e-6
+    expected.add(x.double())
+    assert apart(found.gram_sum, expected.gram_sum) <= 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
@@ -240,19 +240,19 @@ def test_other_dtypes_count_as_their_exact_values(dtype):
     assert torch.equal(found, gram(x.double(), same()).gram_sum)
 
 
-def test_the_3x3_layer_takes_29_products_and_a_2x2_map_10():
+def test_a_3x3_layer_needs_29_products_and_10_on_a_2x2_image():
     assert len(module.meetings(same(), (8, 8))) == 29
     assert len(module.meetings(same(), (2, 2))) == 10
 
 
-def test_strided_and_gradient_carrying_inputs_are_read_as_they_look():
+def test_inputs_may_be_strided_and_require_gradients():
     x = torch.randn(2, 5, 5, 3, dtype=torch.float64).permute(0, 3, 1, 2).requires_grad_()
     found = gram(x, same()).gram_sum
     assert not found.requires_grad
     assert apart(found, summed(patches(x.detach().contiguous(), same()))) <= 1e-12
 
 
-def test_nothing_added_sums_to_nothing():
+def test_an_empty_sum_is_zero():
     empty = PatchGram(same(), 4, "cpu")
     assert empty.count == 0
     assert torch.equal(empty.gram_sum, torch.zeros(1, 37, 37, dtype=torch.float64))
@@ -267,7 +267,7 @@ def test_inputs_that_do_not_fit_the_layer_are_refused():
         patches(torch.zeros(3, 5, 5), same())
     with pytest.raises(BadRowsError, match=r"\(images, ..., channels\)"):
         patches(torch.zeros(3), Geometry())
-    with pytest.raises(BadRowsError, match="hand over larger images"):
+    with pytest.raises(BadRowsError, match="larger images"):
         patches(torch.zeros(1, 3, 1, 9), same(padding=((0, 0), (0, 0))))
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-"""Where a process that a test starts finds this entrim, from whatever folder."""
+"""The module path for processes that tests start in any folder."""
 NETS = """
 import os
 import signal
@@ -56,11 +56,11 @@ def more(model):
 def fewer(model):
     return -more(model)
 
-def stopped(model):
+def terminate(model):
     os.kill(os.getpid(), signal.SIGTERM)
     return 1.0
 
-def killed(model):
+def kill(model):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def quits(model=None):
@@ -71,17 +71,17 @@ number = 3
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
-Command = Callable[..., Ended]
+Command = Callable[..., CommandResult]
 
 
-def assert_refused(done: Ended, *parts: str, before: str = r"reading ") -> None:
-    """Check exit code 1, no result, and one last sentence with `parts`; what may come before it."""
+def assert_refused(done: CommandResult, *parts: str, before: str = r"reading ") -> None:
+    """Check exit code 1, no result, and a last sentence with `parts` after lines like `before`."""
     assert (done.code, done.out) == (1, "")
     *lines, last = done.err.splitlines()
     assert last.startswith("entrim: ")
@@ -97,12 +97,12 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "nets.py").write_text(NETS)
     random = np.random.default_rng(0)
     np.save(place / "x.npy", random.normal(size=(60, 1, 8, 8)).astype(np.float32))
-    np.save(place / "colour.npy", random.normal(size=(60, 3, 8, 8)).astype(np.float32))
-    torch.save(taught().state_dict(), place / "w.pt")
+    np.save(place / "color.npy", random.normal(size=(60, 3, 8, 8)).astype(np.float32))
+    torch.save(trained_network().state_dict(), place / "w.pt")
     return place
 
 
-def taught() -> nn.Module:
+def trained_network() -> nn.Module:
     """Return the network of the workshop with the weights in w.pt."""
     scope: dict[str, Any] = {}
     exec(NETS, scope)
@@ -113,7 +113,7 @@ def taught() -> nn.Module:
 
 @pytest.fixture(scope="session")
 def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """Return a function that runs `entrim` with some words in the workshop."""
+    """Return a function that runs `entrim` in the workshop."""
     if not hasattr(os, "fork"):
         pytest.skip("the driver of these tests forks, and this system cannot")
     streams = tmp_path_factory.mktemp("streams")
@@ -133,10 +133,10 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         limit: int | None = None,
         terminal: str | None = None,
         full: bool = False,
-    ) -> Ended:
-        """Run a command: up to a signal before its n-th rename, on a disk of few bytes a file.
+    ) -> CommandResult:
+        """Run a command, up to a signal before its n-th rename or with a limit of the file size.
 
-        With `full` stdout takes nothing.
+        With `full`, stdout is a full device.
         """
         out, err = streams / "out", streams / "err"
         for stream in (out, err):
@@ -153,7 +153,7 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
-        return Ended(int(process.stdout.readline()), out.read_text(), err.read_text())
+        return CommandResult(int(process.stdout.readline()), out.read_text(), err.read_text())
 
     yield run
     assert process.stdin is not None
@@ -164,23 +164,23 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def ended(command: Command, workshop: Path) -> Ended:
-    """Return how a run into workshop/half ended."""
+def half_result(command: Command, workshop: Path) -> CommandResult:
+    """Return the result of a run into workshop/half."""
     return command(
         "sparsify", "nets.py:small", "--images", "x.npy", "--params", "50%", "--out", "half"
     )
 
 
 @pytest.fixture(scope="session")
-def cut(command: Command, workshop: Path) -> Path:
-    """Return the folder of a run that knows its weights."""
-    words = ("--weights", "w.pt", "--images", "x.npy", "--width", "0.25", "--out", "cut")
+def pruned(command: Command, workshop: Path) -> Path:
+    """Return the folder of a run with known weights."""
+    words = ("--weights", "w.pt", "--images", "x.npy", "--width", "0.25", "--out", "pruned")
     done = command("sparsify", "nets.py:small", *words)
     assert done.code == 0, done.err
-    return workshop / "cut"
+    return workshop / "pruned"
 
 
 @pytest.fixture(scope="session")
-def shown(command: Command, workshop: Path) -> Ended:
-    """Return how the demo ended, told as JSON."""
+def demo_result(command: Command, workshop: Path) -> CommandResult:
+    """Return the result of the demo, as JSON."""
     return command("demo", "--json")

@@ -1,7 +1,7 @@
-"""A process that has imported entrim, and forks one process for every command that it is told.
+"""A process that imports entrim once and forks for every command.
 
-Each command is a process of its own, with its own files for stdout and stderr and its own exit
-code; only the seconds are shared in which PyTorch imports itself and what it needs for an export.
+Each command is a process with its own files for stdout and stderr and its own exit code; only the
+imports of PyTorch and its exporters are shared.
 """
 
 import json
@@ -23,7 +23,7 @@ from entrim.export.parity import silence_exporter
 def stop_before_rename(number: int, count: int) -> None:
     """Send this process a signal when it is about to rename its file number `count`.
 
-    Tests that a shell started in the background ignore Ctrl-C, and so would their children.
+    Processes in the background of a shell ignore Ctrl-C, and so would their children.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     renames = iter(range(1, count))
@@ -37,14 +37,14 @@ def stop_before_rename(number: int, count: int) -> None:
 
 @cache
 def prepare_onnx() -> None:
-    """Spend the seconds in which an ONNX export imports what it needs, once for all commands."""
+    """Import the requirements of an ONNX export once for all commands."""
     with silence_exporter():
         import onnxruntime.quantization  # noqa: F401
 
         torch.onnx.export(nn.Linear(2, 2), (torch.zeros(1, 2),), dynamo=True, verbose=False)
 
 
-def become(job: dict[str, Any]) -> NoReturn:
+def run_job(job: dict[str, Any]) -> NoReturn:
     code: object = 99
     try:
         os.chdir(str(job["cwd"]))
@@ -71,5 +71,5 @@ if __name__ == "__main__":
             prepare_onnx()
         child = os.fork()
         if not child:
-            become(job)
+            run_job(job)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

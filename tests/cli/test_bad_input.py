@@ -1,4 +1,4 @@
-"""Every mistake ends in one sentence, exit code 1, and no trace of a run."""
+"""Every mistake ends in one sentence and exit code 1, and leaves no files."""
 
 import os
 import pickle
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from entrim.storage.checkpoint import UNFINISHED
 from entrim.storage.model_folder import CHECKPOINT
-from tests.cli.conftest import Command, Ended, assert_refused
+from tests.cli.conftest import Command, CommandResult, assert_refused
 
 SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
 
@@ -23,30 +23,28 @@ SPARSIFY = ("sparsify", "nets.py:small", "--out", "never")
         ("nowhere.at.all:net", ("no module 'nowhere'", "install it")),
         ("nets.py", ("write package.module:factory",)),
         ("gone.py:small", ("no file gone.py",)),
-        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, killed")),
-        ("nets:broken", ("RuntimeError: no such width", "mend it")),
+        ("nets.py:large", ("no 'large'", "broken, fewer, fixed, heavy, kill")),
+        ("nets:broken", ("RuntimeError: no such width", "correct the code")),
         ("nets:wrong", ("returned a int", "torch.nn.Module")),
         ("nets:number", ("name a function",)),
     ],
 )
-def test_a_network_that_cannot_be_made(
-    command: Command, model: str, parts: tuple[str, ...]
-) -> None:
+def test_invalid_models_are_refused(command: Command, model: str, parts: tuple[str, ...]) -> None:
     assert_refused(command("inspect", model, "--shape", "1,8,8"), *parts)
 
 
-def test_a_traceback_is_shown_on_request_only(command: Command) -> None:
+def test_debug_shows_the_traceback(command: Command) -> None:
     done = command("inspect", "nets.py:broken", "--shape", "1,8,8", "--debug")
     assert done.code == 1
     assert "Traceback" in done.err
     assert done.err.splitlines()[-1].startswith("entrim: nets.py:broken() raised")
 
 
-def test_a_shape_that_the_network_cannot_read(command: Command) -> None:
+def test_wrong_shape_is_refused(command: Command) -> None:
     assert_refused(command("inspect", "nets.py:small", "--shape", "3,8,8"), "(3, 8, 8)", "--shape")
 
 
-def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> None:
+def test_mismatched_weights_are_named(command: Command, workshop: Path) -> None:
     tensors = {"0.weight": torch.zeros(8, 3, 3, 3), "0.bias": torch.zeros(8), "x": torch.zeros(1)}
     save_file(tensors, workshop / "odd.safetensors")
     torch.save({"state_dict": tensors}, workshop / "odd.pt")
@@ -59,7 +57,7 @@ def test_weights_that_do_not_fit_are_named(command: Command, workshop: Path) -> 
         )
 
 
-def test_weights_that_are_no_numbers_are_named(command: Command, workshop: Path) -> None:
+def test_nan_weights_are_named(command: Command, workshop: Path) -> None:
     held = torch.load(workshop / "w.pt")
     held["4.bias"][2] = torch.nan
     torch.save(held, workshop / "nan.pt")
@@ -72,7 +70,7 @@ def test_weights_that_are_no_numbers_are_named(command: Command, workshop: Path)
 
 
 class Evil:
-    """What runs code when it is unpickled."""
+    """Executes code when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -81,9 +79,7 @@ class Evil:
         return os.mkdir, (str(self.file),)
 
 
-def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
-    command: Command, workshop: Path
-) -> None:
+def test_pickled_code_is_refused_and_not_executed(command: Command, workshop: Path) -> None:
     sign = workshop / "it-ran"
     torch.save({"state_dict": Evil(sign)}, workshop / "evil.pt")
     (workshop / "plain.pt").write_bytes(pickle.dumps(Evil(sign)))
@@ -110,7 +106,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
         ("x.npy", None, "save model.state_dict() as .safetensors or .pt"),
     ],
 )
-def test_weights_that_are_damaged_missing_or_something_else(
+def test_damaged_or_missing_weights_are_refused(
     command: Command, workshop: Path, name: str, content: bytes | None, part: str
 ) -> None:
     if content is not None:
@@ -121,9 +117,7 @@ def test_weights_that_are_damaged_missing_or_something_else(
     assert "unexpected" not in done.err
 
 
-def test_a_prefix_of_all_names_is_told_with_the_way_to_strip_it(
-    command: Command, workshop: Path
-) -> None:
+def test_common_prefix_of_weights_is_reported(command: Command, workshop: Path) -> None:
     held = {f"module.{name}": tensor for name, tensor in torch.load(workshop / "w.pt").items()}
     torch.save(held, workshop / "parallel.pt")
     words = ("inspect", "nets.py:small", "--shape", "1,8,8", "--weights", "parallel.pt")
@@ -133,55 +127,55 @@ def test_a_prefix_of_all_names_is_told_with_the_way_to_strip_it(
     )
 
 
-def test_a_list_that_is_cut_short_says_how_many_more_there_are(
-    command: Command, workshop: Path
-) -> None:
+def test_long_lists_are_shortened(command: Command, workshop: Path) -> None:
     (workshop / "many.py").write_text("".join(f"def f{k:02}(): ...\n" for k in range(15)))
     done = command("inspect", "many.py:net", "--shape", "1,8,8")
     assert_refused(done, "name one of f00, f01,", "f11 and 3 more")
 
 
-def test_a_dict_of_arrays_needs_a_key(command: Command, workshop: Path) -> None:
+def test_several_arrays_need_a_key(command: Command, workshop: Path) -> None:
     np.savez(workshop / "two.npz", a=np.zeros(3), b=np.zeros(3))
-    assert_refused(command(*SPARSIFY, "--images", "two.npz"), "holds a, b", "--key")
+    assert_refused(command(*SPARSIFY, "--images", "two.npz"), "contains a, b", "--key")
     assert_refused(command(*SPARSIFY, "--images", "two.npz", "--key", "a"), "has shape (3,)")
 
 
-def test_a_refused_run_leaves_no_folder_behind(command: Command, workshop: Path) -> None:
-    assert_refused(command(*SPARSIFY, "--images", "colour.npy"))
+def test_refused_run_leaves_no_folder(command: Command, workshop: Path) -> None:
+    assert_refused(command(*SPARSIFY, "--images", "color.npy"))
     assert not (workshop / "never").exists()
 
 
-def test_settings_are_refused_as_by_the_function(command: Command) -> None:
-    words = (*SPARSIFY, "--images", "x.npy", "--skip", "nothing*")
+def test_unknown_pattern_is_refused(command: Command) -> None:
+    words = (*SPARSIFY, "--images", "x.npy", "--exclude", "nothing*")
     done = command(*words)
     assert done.code == 1
     assert "no group matches 'nothing*'" in done.err.splitlines()[-1]
 
 
-def test_a_folder_of_something_else_is_never_written(command: Command, workshop: Path) -> None:
+def test_folder_with_other_files_is_never_written(command: Command, workshop: Path) -> None:
     place = workshop / "photos"
     place.mkdir(exist_ok=True)
     (place / "holiday.txt").write_text("sun")
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "photos")
     for more in ((), ("--force",)):
-        assert_refused(command(*words, *more), "something else than a run", "--out")
+        assert_refused(command(*words, *more), "something other than a run", "--out")
     assert [entry.name for entry in place.iterdir()] == ["holiday.txt"]
     assert_refused(command(*words[:-1], "nets.py"), "is a file")
 
 
-def test_another_run_is_kept_unless_forced(command: Command, workshop: Path, ended: Ended) -> None:
+def test_existing_run_is_kept_without_force(
+    command: Command, workshop: Path, half_result: CommandResult
+) -> None:
     before = {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--out", "half")
-    assert_refused(command(*words), "holds another run", "--force")
+    assert_refused(command(*words), "contains another run", "--force")
     same = command(*words, "--params", "50%")
-    assert_refused(same, "half holds another run")  # the words are the same, in another order
+    assert_refused(same, "half contains another run")  # the same words in another order
     again = (*words[:-2], "--params", "50%", "--out", "half")
-    assert_refused(command(*again), "holds the run of this command, and it is finished", "--force")
+    assert_refused(command(*again), "contains the finished run of this command", "--force")
     assert before == {entry.name: entry.read_bytes() for entry in (workshop / "half").iterdir()}
 
 
-def test_a_folder_that_cannot_be_written(command: Command, workshop: Path) -> None:
+def test_unwritable_folder_is_refused(command: Command, workshop: Path) -> None:
     locked = workshop / "locked"
     locked.mkdir(exist_ok=True)
     locked.chmod(0o500)
@@ -194,17 +188,17 @@ def test_a_folder_that_cannot_be_written(command: Command, workshop: Path) -> No
 NO_RUNS = {
     "nowhere": "there is no folder nowhere: name one that sparsify, search, distill or save()",
     "x.npy": "x.npy is a file: name the folder of a run",
-    "empty": "empty holds no run: name a folder that sparsify, search, distill or save() wrote",
-    "broken-off": "was not finished: give the same command again to finish it",
-    "begun": "was not finished: give the same command again to finish it",
-    "sought": "is no run itself but holds some: name one of them, such as sought/trial-3",
-    "unpicked": "holds a search of which no network is saved: give its command again with --pick",
+    "empty": "empty contains no run: name a folder that sparsify, search, distill or save() wrote",
+    "broken-off": "contains an unfinished run: repeat its command to finish it",
+    "begun": "contains an unfinished run: repeat its command to finish it",
+    "sought": "is not a run but contains runs: name one of them, such as sought/trial-3",
+    "unpicked": "contains a search without a saved network: repeat its command with --pick",
 }
 
 
 @pytest.mark.parametrize("name", NO_RUNS)
-def test_a_folder_without_a_run_is_told_by_its_kind(
-    command: Command, workshop: Path, cut: Path, name: str
+def test_folder_without_a_run_is_explained(
+    command: Command, workshop: Path, pruned: Path, name: str
 ) -> None:
     if name not in ("nowhere", "x.npy"):
         (workshop / name).mkdir(exist_ok=True)
@@ -215,7 +209,7 @@ def test_a_folder_without_a_run_is_told_by_its_kind(
     if name in ("sought", "unpicked"):
         (workshop / name / "search-0123.log").touch()
     if name == "sought":
-        shutil.copytree(cut, workshop / name / "trial-3", dirs_exist_ok=True)
+        shutil.copytree(pruned, workshop / name / "trial-3", dirs_exist_ok=True)
     commands = {
         "report": (),
         "compare": (),
@@ -231,14 +225,14 @@ def test_a_folder_without_a_run_is_told_by_its_kind(
     [
         (("paint",), "invalid choice"),
         (("inspect", "nets.py:small"), "--shape"),
-        (("inspect", "nets.py:small", "--shape", "1,0"), "whole numbers"),
+        (("inspect", "nets.py:small", "--shape", "1,0"), "positive integers"),
         ((*SPARSIFY, "--images", "x.npy", "--params", "30kg"), "unknown unit"),
-        ((*SPARSIFY, "--images", "x.npy", "--params", "130%"), "up to 100%"),
+        ((*SPARSIFY, "--images", "x.npy", "--params", "130%"), "at most 100%"),
         ((*SPARSIFY, "--images", "x.npy", "--latency", "5"), "has no unit"),
         ((*SPARSIFY, "--images", "x.npy", "--eps", "conv=1"), "PATTERN=EPS_W,EPS_L2"),
     ],
 )
-def test_wrong_usage_ends_with_two(command: Command, words: tuple[str, ...], part: str) -> None:
+def test_wrong_usage_exits_with_2(command: Command, words: tuple[str, ...], part: str) -> None:
     done = command(*words)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert part in done.err

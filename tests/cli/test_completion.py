@@ -1,4 +1,4 @@
-"""The script for a shell, asked as the shell asks it."""
+"""The completion scripts, executed by the shells."""
 
 import shutil
 import subprocess
@@ -19,15 +19,15 @@ COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMP_LINE="$*"; COMP_POINT=${#COMP_
 complete -p entrim > /dev/null && _shtab_entrim
 printf '%s\n' "${COMPREPLY[@]}"
 """
-Asked = Callable[..., set[str]]
+Complete = Callable[..., set[str]]
 
 
-def commands(whole: ArgumentParser) -> dict[str, ArgumentParser]:
-    return next(found for action in whole._actions if (found := commands_of(action)))
+def commands(full: ArgumentParser) -> dict[str, ArgumentParser]:
+    return next(found for action in full._actions if (found := commands_of(action)))
 
 
 @pytest.fixture(scope="module")
-def bash(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Complete:
     """Return a function that has bash complete the last of some words."""
     program = shutil.which("bash")
     if program is None:
@@ -37,23 +37,23 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     (place / "nets.py").touch()
     (place / "runs").mkdir()
 
-    def ask(*words: str) -> set[str]:
+    def complete(*words: str) -> set[str]:
         line = [program, "--norc", "-c", ASK, "bash", "entrim.bash", "entrim", *words]
         done = subprocess.run(line, capture_output=True, text=True, cwd=place, timeout=60)
         assert done.stderr == ""
         return set(done.stdout.split())
 
-    return ask
+    return complete
 
 
-def test_bash_offers_every_command(bash: Asked) -> None:
+def test_bash_offers_every_command(bash: Complete) -> None:
     assert bash("") == NAMES
     assert bash("sp") == {"sparsify"}
 
 
-def test_bash_offers_every_option_of_every_command(bash: Asked) -> None:
-    whole = parser()
-    for name, inner in commands(whole).items():
+def test_bash_offers_every_option_of_every_command(bash: Complete) -> None:
+    full = parser()
+    for name, inner in commands(full).items():
         known = {option for action in inner._actions for option in action.option_strings}
         assert bash(name, "--") == {option for option in known if option.startswith("--")}
 
@@ -62,7 +62,7 @@ def test_bash_offers_every_option_of_every_command(bash: Asked) -> None:
     ("words", "offered"),
     [
         (("completion", ""), set(SHELLS)),
-        (("sparsify", "nets.py:small", "--mode", ""), {"sequential", "independent"}),
+        (("sparsify", "nets.py:small", "--order", ""), {"sequential", "independent"}),
         (("search", "nets.py:small", "--cost", "m"), {"macs"}),
         (("sparsify", "n"), {"nets.py"}),
         (("inspect", "m:f", "--weights", "n"), {"nets.py"}),
@@ -71,16 +71,16 @@ def test_bash_offers_every_option_of_every_command(bash: Asked) -> None:
     ],
 )
 def test_bash_offers_choices_and_paths(
-    bash: Asked, words: tuple[str, ...], offered: set[str]
+    bash: Complete, words: tuple[str, ...], offered: set[str]
 ) -> None:
     assert bash(*words) == offered
 
 
-def test_a_new_option_is_offered_without_further_work() -> None:
-    whole = parser()
-    commands(whole)["report"].add_argument("--paint", choices=("red", "blue"))
+def test_new_options_are_completed() -> None:
+    full = parser()
+    commands(full)["report"].add_argument("--paint", choices=("red", "blue"))
     for shell in SHELLS:
-        assert "paint" in script_for(shell, whole)
+        assert "paint" in script_for(shell, full)
         assert "paint" not in script_for(shell, parser())
 
 
@@ -90,18 +90,18 @@ def test_fish_offers_commands_options_and_choices(tmp_path: Path) -> None:
         pytest.skip("fish is not installed")
     (tmp_path / "entrim.fish").write_text(script_for("fish", parser()))
 
-    def ask(line: str) -> set[str]:
+    def complete(line: str) -> set[str]:
         text = f"source entrim.fish; complete -C '{line}'"
         words = [program, "--no-config", "-c", text]
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=60)
         return {found.split("\t")[0] for found in done.stdout.splitlines()}
 
-    assert ask("entrim ") == NAMES
-    assert ask("entrim sparsify --mode ") == {"sequential", "independent"}
-    assert "--max-error" in ask("entrim sparsify --ma")
+    assert complete("entrim ") == NAMES
+    assert complete("entrim sparsify --order ") == {"sequential", "independent"}
+    assert "--max-error" in complete("entrim sparsify --ma")
 
 
-def test_zsh_reads_its_script(tmp_path: Path) -> None:
+def test_zsh_loads_its_script(tmp_path: Path) -> None:
     program = shutil.which("zsh")
     if program is None:
         pytest.skip("zsh is not installed")
@@ -115,15 +115,15 @@ def test_zsh_reads_its_script(tmp_path: Path) -> None:
     subprocess.run([program, "-n", tmp_path / "_entrim"], check=True, timeout=60)
 
 
-def test_every_path_of_the_help_is_completed_as_one() -> None:
-    whole = parser()
-    script_for("bash", whole)
-    for action in actions(whole):
+def test_all_paths_are_completed() -> None:
+    full = parser()
+    script_for("bash", full)
+    for action in actions(full):
         if action.metavar in ("FILE", "PATH", "DIR"):
             assert hasattr(action, "complete"), action
 
 
-def test_the_extra_is_named_when_it_is_missing(
+def test_missing_extra_is_named(
     uninstall: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     uninstall("shtab")
@@ -134,7 +134,7 @@ def test_the_extra_is_named_when_it_is_missing(
     )
 
 
-def test_what_is_no_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["completion", "cmd.exe"])
     assert stopped.value.code == 2

@@ -1,4 +1,4 @@
-"""`entrim export`, as a shell runs it: files that say what the network says."""
+"""`entrim export`: files that compute the same outputs as the network."""
 
 import json
 import os
@@ -16,52 +16,55 @@ from safetensors.torch import save_file
 import entrim
 from entrim.cli.main import main
 from entrim.storage.model_folder import save
-from tests.cli.conftest import Command, Ended, assert_refused, taught
+from tests.cli.conftest import Command, CommandResult, assert_refused, trained_network
 
 runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install onnxruntime")
 
 MODEL = "MODEL: nets.py:small, from half/command.json"
 STAGES = r"reading |(MODEL|export|compare|calibrate|entrim: warning): "
-assert_gave_up = partial(assert_refused, before=STAGES)
+assert_failed = partial(assert_refused, before=STAGES)
 
 
 @pytest.fixture(scope="module")
-def half(ended: Ended, workshop: Path) -> Path:
+def half(half_result: CommandResult, workshop: Path) -> Path:
     """Return the folder of a run."""
-    assert ended.code == 0, ended.err
+    assert half_result.code == 0, half_result.err
     return workshop / "half"
 
 
-def said(file: Path, images: torch.Tensor) -> torch.Tensor:
+def onnx_outputs(file: Path, images: torch.Tensor) -> torch.Tensor:
     session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert [value.name for value in session.get_inputs()] == ["images"]
     return torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
 
 
-def assert_ended_well(done: Ended) -> None:
+def assert_success(done: CommandResult) -> None:
     assert done.code == 0, done.err
     for line in done.err.splitlines():
         assert re.match(STAGES, line), line
 
 
-def test_a_run_becomes_onnx_and_int8_without_being_told_model_or_images(
+def test_run_is_exported_without_naming_model_or_images(
     command: Command, workshop: Path, half: Path
 ) -> None:
     labels = np.arange(60) % 4
-    np.savez(workshop / "shown.npz", shown=labels, other=labels)
+    np.savez(workshop / "listed.npz", shown=labels, other=labels)
     words = ("export", "half", "--onnx", "net.onnx", "--int8", "--json")
-    done = command(*words, "--labels", "shown.npz", "--labels-key", "shown")
-    assert_ended_well(done)
+    done = command(*words, "--labels", "listed.npz", "--labels-key", "shown")
+    assert_success(done)
     assert MODEL in done.err
     assert "calibrated on 60 images only" in done.err
     told = json.loads(done.out)
     assert (told["images"], told["source"]) == (60, "x.npy")
     plain, eight = told["files"]
     assert (plain["file"], eight["file"]) == ("net.onnx", "net.int8.onnx")
-    x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(taught(), half).eval()
+    x, network = (
+        torch.from_numpy(np.load(workshop / "x.npy")),
+        entrim.load(trained_network(), half).eval(),
+    )
     with torch.no_grad():
         wanted = network(x)
-    found = {row["file"]: said(workshop / row["file"], x) for row in told["files"]}
+    found = {row["file"]: onnx_outputs(workshop / row["file"], x) for row in told["files"]}
     torch.testing.assert_close(found["net.onnx"], wanted, rtol=1e-4, atol=1e-5)
     apart = (found["net.int8.onnx"] - found["net.onnx"]).double()
     assert eight["relative"] == pytest.approx(
@@ -76,66 +79,71 @@ def test_a_run_becomes_onnx_and_int8_without_being_told_model_or_images(
     assert plain["same"] == 60
 
 
-def test_a_table_names_files_and_what_they_were_compared_on(
-    command: Command, workshop: Path, half: Path
-) -> None:
-    np.save(workshop / "shown.npy", np.arange(60) % 4)
-    done = command("export", "half", "--torchexport", "whole-net.pt2", "--labels", "shown.npy")
-    assert_ended_well(done)
+def test_table_names_files_and_images(command: Command, workshop: Path, half: Path) -> None:
+    np.save(workshop / "listed.npy", np.arange(60) % 4)
+    done = command("export", "half", "--torchexport", "program.pt2", "--labels", "listed.npy")
+    assert_success(done)
     rows = [line.split("  ") for line in done.out.splitlines()]
-    assert [row[0] for row in rows] == ["", "before the cut", "whole-net.pt2", "", rows[-1][0]]
+    assert [row[0] for row in rows] == ["", "before pruning", "program.pt2", "", rows[-1][0]]
     assert rows[-1][0].endswith("compared with the network in PyTorch, on 60 images of x.npy")
     assert "60 of 60" in done.out
-    x, network = torch.from_numpy(np.load(workshop / "x.npy")), entrim.load(taught(), half).eval()
-    again = torch.export.load(workshop / "whole-net.pt2").module()
+    x, network = (
+        torch.from_numpy(np.load(workshop / "x.npy")),
+        entrim.load(trained_network(), half).eval(),
+    )
+    again = torch.export.load(workshop / "program.pt2").module()
     torch.testing.assert_close(again(x), network(x))
-    plain = command("export", "half", "--torchexport", "whole-net.pt2", "--count", "9", "--force")
+    plain = command("export", "half", "--torchexport", "program.pt2", "--count", "9", "--force")
     assert "accuracy" not in plain.out
     assert "on 9 images of x.npy" in plain.out
 
 
-def test_a_folder_without_a_command_needs_a_model_and_images(
+def test_folder_without_a_command_needs_model_and_images(
     command: Command, workshop: Path, half: Path
 ) -> None:
     bare = workshop / "bare"
     shutil.copytree(half, bare, dirs_exist_ok=True)
     (bare / "command.json").unlink()
     words = ("export", "bare", "--torchexport", "bare.pt2")
-    assert_refused(command(*words), "does not say which network was cut", "--model")
+    assert_refused(command(*words), "does not name the original network", "--model")
     words += ("--model", "nets.py:small")
     assert_refused(command(*words), "--images PATH, or --shape C,H,W")
     assert_refused(command(*words, "--shape", "3,8,8"), "cannot read images of shape (3, 8, 8)")
     done = command(*words, "--shape", "1,8,8")
-    assert_ended_well(done)
+    assert_success(done)
     assert "on 64 random normal images" in done.out
     (bare / "command.json").write_text('{"command": ["entrim", "--help"], "source": {"model": 3}}')
     assert_refused(
-        command("export", "bare", "--torchexport", "b.pt2"), "does not say which network"
+        command("export", "bare", "--torchexport", "b.pt2"), "does not name the original network"
     )
 
 
-def test_a_network_saved_by_the_library_is_exported_too(command: Command, workshop: Path) -> None:
+def test_network_saved_from_python_is_exported(command: Command, workshop: Path) -> None:
     plan = entrim.Plan({"0": [1, 6]})
-    save(entrim.apply_plan(taught(), plan, torch.randn(3, 1, 8, 8)), plan, workshop / "library")
+    save(
+        entrim.apply_plan(trained_network(), plan, torch.randn(3, 1, 8, 8)),
+        plan,
+        workshop / "library",
+    )
     words = ("--model", "nets:small", "--shape", "1,8,8", "--json")
     done = command("export", "library", "--torchexport", "library.pt2", *words)
-    assert_ended_well(done)
+    assert_success(done)
     assert json.loads(done.out)["source"] is None
 
 
 @pytest.mark.parametrize("words", [("--onnx", "odd.onnx"), ("--torchexport", "odd.pt2")])
-def test_what_cannot_be_exported_leaves_no_file(
+def test_failed_export_leaves_no_file(
     command: Command, workshop: Path, half: Path, words: tuple[str, str]
 ) -> None:
     export, file = ("export", "half", *words), words[1]
     assert_refused(
         command(*export, "--model", "nets.py:wide"), "0.weight is float32[9, 1, 3, 3] here"
     )
-    assert_gave_up(command(*export, "--images", "gone.npy"), "there is no gone.npy")
-    assert_gave_up(
+    assert_failed(command(*export, "--images", "gone.npy"), "there is no gone.npy")
+    assert_failed(
         command(*export, limit=1000), file, "cannot be written (File too large): make room"
     )
-    assert_refused(command("export", "half", words[0], f"gone/{file}"), "no folder gone: make it")
+    assert_refused(command("export", "half", words[0], f"gone/{file}"), "no folder gone: create it")
     assert_refused(command("export", "half", words[0], "half"), "half is a folder")
     locked = workshop / "sealed"
     locked.mkdir(exist_ok=True)
@@ -149,77 +157,73 @@ def test_what_cannot_be_exported_leaves_no_file(
     assert left == []
 
 
-def test_a_note_that_no_longer_holds_names_what_is_missing(
+def test_outdated_command_file_is_explained(
     command: Command, workshop: Path, half: Path, tmp_path: Path
 ) -> None:
     words = ("export", half, "--torchexport", "moved.pt2")
-    assert_gave_up(
-        command(*words, cwd=tmp_path), "no file nets.py", "run where that command was run"
+    assert_failed(
+        command(*words, cwd=tmp_path), "no file nets.py", "run in the folder of that command"
     )
     shutil.copy(workshop / "nets.py", tmp_path)
-    assert_gave_up(
-        command(*words, cwd=tmp_path), "of the run, x.npy, are not here", "--shape C,H,W"
-    )
+    assert_failed(command(*words, cwd=tmp_path), "x.npy of the run does not exist", "--shape C,H,W")
     done = command(*words, "--shape", "1,8,8", cwd=tmp_path)
-    assert_ended_well(done)
+    assert_success(done)
     assert "random normal images" in done.out
 
 
-def test_files_that_are_there_stay_unless_forced(
+def test_existing_files_are_kept_without_force(
     command: Command, workshop: Path, half: Path
 ) -> None:
     (workshop / "mine.int8.onnx").write_text("mine")
     words = ("export", "half", "--onnx", "mine.onnx", "--int8", "--count", "20")
-    assert_refused(command(*words), "mine.int8.onnx is there", "--force")
+    assert_refused(command(*words), "mine.int8.onnx exists", "--force")
     assert (workshop / "mine.int8.onnx").read_text() == "mine"
     assert not (workshop / "mine.onnx").exists()
-    assert_ended_well(command(*words, "--force"))
+    assert_success(command(*words, "--force"))
     assert (workshop / "mine.onnx").exists()
     assert (workshop / "mine.int8.onnx").read_bytes() != b"mine"
 
 
-def test_int8_and_labels_need_what_they_are_made_from(
-    command: Command, workshop: Path, half: Path
-) -> None:
+def test_int8_and_labels_need_images(command: Command, workshop: Path, half: Path) -> None:
     pt2, onnx = ("export", "half", "--torchexport", "i.pt2"), ("export", "half", "--onnx", "i.onnx")
     assert_refused(command(*pt2, "--int8"), "pass --onnx FILE")
-    assert_gave_up(command(*onnx, "--int8", "--shape", "1,8,8"), "--int8 needs images", "--images")
+    assert_failed(command(*onnx, "--int8", "--shape", "1,8,8"), "--int8 needs images", "--images")
     np.save(workshop / "labels.npy", np.zeros(60, int))
     words = (*pt2, "--labels", "labels.npy")
-    assert_gave_up(command(*words, "--shape", "1,8,8"), "--labels needs images", "--images")
+    assert_failed(command(*words, "--shape", "1,8,8"), "--labels needs images", "--images")
     for name, odd, sentence in (
         ("short", np.zeros(59, int), "there are 59 labels for the 60 images in x.npy"),
-        ("float", np.zeros(60), "are float64 of shape (60,): save one whole number"),
+        ("float", np.zeros(60), "are float64 of shape (60,): save one integer per image"),
     ):
         np.save(workshop / f"{name}.npy", odd)
-        assert_gave_up(command(*pt2, "--labels", f"{name}.npy"), sentence)
+        assert_failed(command(*pt2, "--labels", f"{name}.npy"), sentence)
     np.savez(workshop / "pair.npz", a=np.zeros(60, int), b=np.zeros(60, int))
-    assert_gave_up(command(*pt2, "--labels", "pair.npz"), "holds a, b: name one with --labels-key")
-    assert_gave_up(
+    assert_failed(
+        command(*pt2, "--labels", "pair.npz"), "contains a, b: name one with --labels-key"
+    )
+    assert_failed(
         command(*onnx, "--int8", limit=1500), "cannot be written (File too large)", "TMPDIR"
     )
     assert not list(workshop.glob("i.*"))
 
 
-def test_labels_follow_the_images_that_are_taken(
-    command: Command, workshop: Path, half: Path
-) -> None:
+def test_labels_follow_the_sampled_images(command: Command, workshop: Path, half: Path) -> None:
     x = torch.from_numpy(np.load(workshop / "x.npy"))
-    network = entrim.load(taught(), half).eval()
+    network = entrim.load(trained_network(), half).eval()
     labels = network(x).argmax(1)
-    torch.save((x, labels), workshop / "labelled.pt")
-    words = ("--labels", "labelled.pt", "--count", "7", "--json")
-    done = command("export", "half", "--torchexport", "labelled.pt2", *words)
-    assert_ended_well(done)
+    torch.save((x, labels), workshop / "labels_file.pt")
+    words = ("--labels", "labels_file.pt", "--count", "7", "--json")
+    done = command("export", "half", "--torchexport", "labels_file.pt2", *words)
+    assert_success(done)
     told = json.loads(done.out)
     assert told["images"] == 7
     assert told["files"][0]["accuracy"] == 100
 
 
-def test_accuracies_before_the_cut_need_the_weights_of_before(
+def test_original_accuracy_needs_the_original_weights(
     command: Command, workshop: Path, half: Path
 ) -> None:
-    x, model = torch.from_numpy(np.load(workshop / "x.npy")), taught()
+    x, model = torch.from_numpy(np.load(workshop / "x.npy")), trained_network()
     save_file(model.state_dict(), workshop / "before.safetensors")
     with torch.no_grad():
         np.save(workshop / "truth.npy", model(x).argmax(1).numpy())
@@ -230,7 +234,7 @@ def test_accuracies_before_the_cut_need_the_weights_of_before(
     assert told["before"] == 100
 
 
-def test_what_a_model_prints_is_no_result(command: Command, workshop: Path, half: Path) -> None:
+def test_output_of_user_code_goes_to_stderr(command: Command, workshop: Path, half: Path) -> None:
     loud = "from nets import small as quiet\ndef small():\n    print('hello')\n    return quiet()\n"
     (workshop / "loud.py").write_text(loud)
     words = ("export", "half", "--torchexport", "loud.pt2", "--model", "loud.py:small", "--json")
@@ -240,14 +244,14 @@ def test_what_a_model_prints_is_no_result(command: Command, workshop: Path, half
     assert "hello" in done.err
 
 
-def test_exactly_one_kind_of_file_is_asked_for(command: Command) -> None:
+def test_exactly_one_format_is_required(command: Command) -> None:
     for words in ((), ("--onnx", "a.onnx", "--torchexport", "a.pt2")):
         done = command("export", "half", *words)
         assert (done.code, done.out) == (2, "")
         assert "--torchexport" in done.err
 
 
-def test_a_missing_package_is_one_sentence(
+def test_missing_package_is_one_sentence(
     half: Path,
     workshop: Path,
     uninstall: Callable[[str], None],

@@ -1,4 +1,4 @@
-"""`entrim inspect`: where parameters and MACs sit, and what can go."""
+"""`entrim inspect`: parameters, MACs, and channels that can be pruned."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import entrim
-from tests.cli.conftest import Command, taught
+from tests.cli.conftest import Command, trained_network
 
 LAYERS = """
 from torch import nn
@@ -30,16 +30,16 @@ def chinese():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def layers(workshop: Path) -> None:
-    """Write networks of less usual layers."""
+def write_layers(workshop: Path) -> None:
+    """Write networks with unusual layers."""
     (workshop / "layers.py").write_text(LAYERS, encoding="utf-8")
 
 
-def test_a_tree_accounts_for_every_parameter_and_mac(command: Command) -> None:
+def test_tree_contains_all_parameters_and_macs(command: Command) -> None:
     words = ("inspect", "nets.py:small", "--shape", "1,8,8")
     done, told = command(*words), command(*words, "--json")
     assert (done.code, told.code) == (0, 0), done.err + told.err
-    data, model = json.loads(told.out), taught()
+    data, model = json.loads(told.out), trained_network()
     assert data["groups"] == {"0": 8}
     assert [layer["name"] for layer in data["layers"]] == ["0", "4"]
     cost = entrim.measure(model, torch.zeros(2, 1, 8, 8), repeats=2)
@@ -48,24 +48,24 @@ def test_a_tree_accounts_for_every_parameter_and_mac(command: Command) -> None:
     lines = done.out.splitlines()
     assert lines[1].startswith("Sequential")
     assert lines[2].startswith("├─ 0 Conv2d")
-    assert lines[2].endswith("8 can be cut")
+    assert lines[2].endswith("8 can be pruned")
     assert lines[3].startswith("└─ 4 Linear")
     assert lines[3].endswith("4 frozen: it is an output of the network")
-    assert lines[-1] == "1 group with 8 channels can be cut, 4 are frozen"
+    assert lines[-1] == "1 group with 8 channels can be pruned, 4 channels are frozen"
 
 
-def test_a_layer_that_passes_channels_on_names_their_group(command: Command) -> None:
+def test_depthwise_layer_names_its_group(command: Command) -> None:
     words = ("inspect", "layers.py:separable", "--shape", "1,8,8")
     lines = command(*words).out.splitlines()
     assert lines[4].startswith("├─ 3 Conv2d")
-    assert lines[4].endswith("8 go together with 0")
-    assert lines[5].endswith("5 can be cut")
+    assert lines[4].endswith("8 follow 0")
+    assert lines[5].endswith("5 can be pruned")
     assert lines[-1].startswith("2 groups")
     told = json.loads(command(*words, "--json").out)["layers"]
     assert [layer["follows"] for layer in told] == [[], [], [[8, "0"]], [], []]
 
 
-def test_wide_letters_do_not_shift_the_columns(command: Command) -> None:
+def test_wide_characters_do_not_shift_columns(command: Command) -> None:
     done = command("inspect", "layers.py:chinese", "--shape", "1,8,8")
     rows = {line.split()[1]: line for line in done.out.splitlines()[2:4]}
     assert rows["卷积"].index("can be") + 2 == rows["fc"].index("frozen")

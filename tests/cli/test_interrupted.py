@@ -1,4 +1,4 @@
-"""Runs that are interrupted, killed, or refused by the disk, through the real command."""
+"""Runs that are interrupted, killed, or stopped by a full disk."""
 
 import os
 import pty
@@ -20,7 +20,7 @@ from tests.cli.conftest import SOURCES, Command, assert_refused
 WORDS = ("sparsify", "nets.py:fixed", "--images", "x.npy", "--params", "50%")
 OTHER = (*WORDS[:-1], "60%")
 FULL = [("nets.py:fixed", 400), ("nets.py:fixed", 1_000), ("nets.py:heavy", 100_000)]
-"""Bytes that a file may have: too few for the journal, for the report, for the network."""
+"""Networks and limits of the file size: for the checkpoints, the report and the network."""
 
 
 assert_stopped = partial(assert_refused, before=r"(?!entrim: )")
@@ -35,52 +35,50 @@ def names(place: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(command: Command, workshop: Path) -> Path:
+def finished(command: Command, workshop: Path) -> Path:
     """Return the folder of a run that was not interrupted."""
-    done = command(*WORDS, "--out", "whole")
+    done = command(*WORDS, "--out", "finished")
     assert done.code == 0, done.err
-    return workshop / "whole"
+    return workshop / "finished"
 
 
-def assert_same(place: Path, whole: Path) -> None:
-    """Check that both folders hold the same network, and nothing is left of the interruption."""
-    mine, its = read_manifest(place), read_manifest(whole)
+def assert_same(place: Path, finished: Path) -> None:
+    """Check that both folders contain the same network, and nothing else is left."""
+    mine, its = read_manifest(place), read_manifest(finished)
     assert mine["plan"] == its["plan"]
     assert mine["weights"] == its["weights"]
-    assert read(place).record.groups == read(whole).record.groups
-    assert names(place) == names(whole)
+    assert read(place).record.groups == read(finished).record.groups
+    assert names(place) == names(finished)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_says_in_one_sentence_that_the_same_command_resumes(
-    command: Command, workshop: Path, whole: Path, number: int
+def test_interrupted_run_resumes_with_the_same_command(
+    command: Command, workshop: Path, finished: Path, number: int
 ) -> None:
     name = f"stopped-{number}"
     assert_stopped(
         command(*WORDS, "--out", name, stop=(number, 4)),
-        f"interrupted: what is finished is kept in {name}, and the same command goes on",
+        f"interrupted: finished steps are kept in {name}, and the same command continues",
     )
     assert names(workshop / name) == [".unfinished"]
     done = command(*WORDS, "--out", name)
     assert done.code == 0, done.err
     assert "resume: 2 of 2" in done.err
-    assert "taken from the interrupted run" in done.err
-    assert_same(workshop / name, whole)
+    assert "restored" in done.err
+    assert_same(workshop / name, finished)
 
 
-def test_an_interruption_before_anything_is_finished_leaves_no_folder(
-    command: Command, workshop: Path
-) -> None:
+def test_early_interruption_leaves_no_folder(command: Command, workshop: Path) -> None:
     done = command(*WORDS, "--out", "early", stop=(signal.SIGINT, 2))
-    assert_stopped(done, "interrupted: nothing was finished yet, and what was saved before is")
+    assert_stopped(done, "interrupted: nothing was finished yet, and saved files are intact")
     assert not (workshop / "early").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_while_pytorch_is_imported_is_one_sentence(tmp_path: Path, number: int) -> None:
+def test_interruption_of_the_import_is_one_sentence(tmp_path: Path, number: int) -> None:
     (tmp_path / "torch.py").write_text("import time\nprint('slow', flush=True)\ntime.sleep(60)\n")
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "from entrim_start import main; sys.exit(main())"
+    code += "from entrim.__main__ import main; sys.exit(main())"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCES}"},
@@ -95,38 +93,63 @@ def test_a_stop_while_pytorch_is_imported_is_one_sentence(tmp_path: Path, number
         assert process.returncode == 1
 
 
-def test_a_run_killed_at_every_stage_in_turn_ends_with_the_same_network(
-    command: Command, workshop: Path, whole: Path
+def test_killed_run_ends_with_the_same_network(
+    command: Command, workshop: Path, finished: Path
 ) -> None:
     codes, saved = [], []
     for count in range(2, 20):
-        codes.append(command(*WORDS, "--out", "slain", stop=(signal.SIGKILL, count)).code)
-        saved.append((workshop / "slain" / "entrim.json").exists())
+        codes.append(command(*WORDS, "--out", "killed", stop=(signal.SIGKILL, count)).code)
+        saved.append((workshop / "killed" / "entrim.json").exists())
         if codes[-1] != -signal.SIGKILL:
             break
     assert codes[-1] == 0
     assert len(codes) >= 6
-    assert saved.count(True) > 1  # killed behind the network itself, before its report, too
-    assert_same(workshop / "slain", whole)
+    assert saved.count(True) > 1  # also killed between the network and its report
+    assert_same(workshop / "killed", finished)
 
 
-def test_an_unfinished_run_of_another_command_is_kept_unless_forced(
+def test_unfinished_run_with_other_options_is_kept_without_force(
     command: Command, workshop: Path
 ) -> None:
-    command(*OTHER, "--out", "shared", stop=(signal.SIGTERM, 4))
-    journal = workshop / "shared" / ".unfinished"
-    before = contents(journal)
+    command(*WORDS, "--ridge", "1e-3", "--out", "shared", stop=(signal.SIGTERM, 4))
+    checkpoints = workshop / "shared" / ".unfinished"
+    before = contents(checkpoints)
     assert_stopped(
-        command(*WORDS, "--out", "shared"), "unfinished run of another command", "--force"
+        command(*WORDS, "--out", "shared"), "unfinished run with other files or options", "--force"
     )
-    assert contents(journal) == before
+    assert contents(checkpoints) == before
     done = command(*WORDS, "--out", "shared", "--force")
     assert done.code == 0, done.err
     assert "resume" not in done.err
-    assert not journal.exists()
+    assert not checkpoints.exists()
 
 
-def test_a_run_that_was_to_replace_another_resumes_beside_it(
+def test_another_target_reuses_an_unfinished_run(
+    command: Command, workshop: Path, finished: Path
+) -> None:
+    command(*OTHER, "--out", "reused", stop=(signal.SIGTERM, 4))
+    done = command(*WORDS, "--out", "reused")
+    assert done.code == 0, done.err
+    assert "resume: 2 of 2" in done.err
+    assert_same(workshop / "reused", finished)
+
+
+def test_interrupted_saving_is_completed_by_the_same_command_only(
+    command: Command, workshop: Path
+) -> None:
+    place = workshop / "half-saved"
+    for count in range(2, 20):
+        command(*OTHER, "--out", "half-saved", stop=(signal.SIGKILL, count))
+        if (place / "entrim.json").exists():
+            break
+    assert not (place / "report.html").exists()
+    assert_stopped(command(*WORDS, "--out", "half-saved"), "contains another run")
+    done = command(*OTHER, "--out", "half-saved")
+    assert done.code == 0, done.err
+    assert (place / "report.html").exists()
+
+
+def test_unfinished_replacement_resumes_next_to_the_old_run(
     command: Command, workshop: Path
 ) -> None:
     assert command(*OTHER, "--out", "old").code == 0
@@ -135,7 +158,7 @@ def test_a_run_that_was_to_replace_another_resumes_beside_it(
         command(*WORDS, "--out", "old", "--force", stop=(signal.SIGINT, 4)), "interrupted"
     )
     assert contents(workshop / "old") == before
-    assert_stopped(command(*WORDS, "--out", "old"), "holds another run")
+    assert_stopped(command(*WORDS, "--out", "old"), "contains another run")
     done = command(*WORDS, "--out", "old", "--force")
     assert done.code == 0, done.err
     assert "resume: 2 of 2" in done.err
@@ -143,8 +166,8 @@ def test_a_run_that_was_to_replace_another_resumes_beside_it(
 
 
 @pytest.mark.parametrize(("net", "limit"), FULL)
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
-    command: Command, workshop: Path, whole: Path, net: str, limit: int
+def test_run_continues_after_a_full_disk(
+    command: Command, workshop: Path, finished: Path, net: str, limit: int
 ) -> None:
     words, place = (WORDS[0], net, *WORDS[2:]), workshop / f"full-{limit}"
     assert_stopped(
@@ -158,12 +181,12 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     done = command(*words, "--out", place.name)
     assert done.code == 0, done.err
     assert ("resume" in done.err) == (limit > 400)
-    assert read_manifest(place)["plan"] == read_manifest(whole)["plan"]
-    assert len(names(place)) == len(names(whole))
+    assert read_manifest(place)["plan"] == read_manifest(finished)["plan"]
+    assert len(names(place)) == len(names(finished))
 
 
 @pytest.mark.parametrize(("net", "limit"), FULL[1:])
-def test_a_full_disk_leaves_the_run_that_was_to_be_replaced(
+def test_full_disk_keeps_the_old_run(
     command: Command, workshop: Path, net: str, limit: int
 ) -> None:
     place = workshop / f"older-{limit}"
@@ -176,7 +199,7 @@ def test_a_full_disk_leaves_the_run_that_was_to_be_replaced(
 
 @contextmanager
 def read_only(place: Path) -> Iterator[None]:
-    """Let nobody add to the folder; for root that takes more than permissions."""
+    """Make a folder read-only; for root this needs more than permissions."""
     if os.geteuid():
         place.chmod(0o500)
     elif subprocess.run(["chattr", "+i", place], capture_output=True, check=False).returncode:
@@ -190,23 +213,23 @@ def read_only(place: Path) -> Iterator[None]:
             subprocess.run(["chattr", "-i", place], check=True)
 
 
-def test_a_read_only_folder_is_refused_before_any_work(
-    command: Command, workshop: Path, whole: Path
+def test_read_only_folder_is_refused_before_any_work(
+    command: Command, workshop: Path, finished: Path
 ) -> None:
     (workshop / "barred").mkdir()
     with read_only(workshop / "barred"):
         done = command(*WORDS, "--out", "barred/run")
         assert_stopped(done, "barred/run cannot be written", "--out")
-    before = contents(whole)
-    with read_only(whole):
-        done = command(*OTHER, "--out", "whole", "--force")
-    assert_stopped(done, "whole cannot be written", "--out")
+    before = contents(finished)
+    with read_only(finished):
+        done = command(*OTHER, "--out", "finished", "--force")
+    assert_stopped(done, "finished cannot be written", "--out")
     assert "trace" not in done.err
-    assert contents(whole) == before
-    assert names(whole) == sorted(before)
+    assert contents(finished) == before
+    assert names(finished) == sorted(before)
 
 
-def test_a_disk_without_room_for_temporary_files_is_not_blamed_on_the_network(
+def test_missing_temporary_folder_is_explained(
     workshop: Path,
 ) -> None:
     line = f"ulimit -f 0; {sys.executable} -m entrim inspect nets.py:small --shape 1,8,8"
@@ -215,24 +238,22 @@ def test_a_disk_without_room_for_temporary_files_is_not_blamed_on_the_network(
     assert done.returncode == 1
     assert done.stderr.splitlines()[1:] == [
         b"entrim: PyTorch needs a folder for temporary files, and none can be written: make room "
-        b"on the disk, or name one in TMPDIR"
+        b"on the disk, or set TMPDIR"
     ]
 
 
-def test_a_folder_below_a_file_is_refused(command: Command) -> None:
+def test_folder_below_a_file_is_refused(command: Command) -> None:
     assert_stopped(command(*WORDS, "--out", "x.npy/run"), "x.npy/run cannot be written", "--out")
 
 
-def test_a_terminal_keeps_a_line_for_every_group_and_layer_above_the_progress(
-    command: Command, whole: Path
-) -> None:
+def test_terminal_shows_a_line_for_every_group_and_layer(command: Command, finished: Path) -> None:
     master, slave = pty.openpty()
     seen: list[bytes] = []
 
     def listen() -> None:
         while part := os.read(master, 4096):
             seen.append(part)
-            if b"proven" in b"".join(seen[-2:]):
+            if b"verified" in b"".join(seen[-2:]):
                 return
 
     ear = threading.Thread(target=listen, daemon=True)
@@ -242,20 +263,20 @@ def test_a_terminal_keeps_a_line_for_every_group_and_layer_above_the_progress(
     ear.join(30)
     lines = b"".join(seen).decode().replace("\r\n", "\n").split("\n")
     stay = [line.rpartition("\x1b[K")[2].split() for line in lines]
-    record = read(whole).record
+    record = read(finished).record
     for group in record.groups:
-        kept = [group.name, str(len(group.kept)), "of", f"{group.channels},", "damage"]
+        kept = [group.name, str(len(group.kept)), "of", f"{group.channels},", "divergence"]
         assert kept in [words[:5] for words in stay]
     for layer in record.layers:
         assert [layer.layer, "error", f"{layer.error:.1%}"] in [words[:3] for words in stay]
     bars = [line for line in lines if "█" in line]
-    assert all(line.startswith(("\r\x1b[K", "allocate", "rebuild")) for line in bars)
+    assert all(line.startswith(("\r\x1b[K", "allocate", "reconstruct")) for line in bars)
     os.close(master)
     os.close(slave)
 
 
-def test_elsewhere_there_are_no_control_characters(command: Command) -> None:
+def test_pipes_get_no_control_characters(command: Command) -> None:
     done = command(*WORDS, "--out", "piped")
     assert done.code == 0
     assert not any(ord(c) < 32 and c != "\n" for c in done.err)
-    assert "rebuild: " in done.err
+    assert "reconstruct: " in done.err

@@ -1,4 +1,4 @@
-"""Accuracy before and after, where somebody has labels: in the record, the summary, the JSON."""
+"""Accuracy before and after pruning: in the record, the summary and the JSON."""
 
 import json
 import signal
@@ -15,17 +15,17 @@ from entrim.records import Score
 from entrim.report.report_data import read
 from entrim.storage.checkpoint import UNFINISHED
 from entrim.storage.model_folder import CHECKPOINT
-from tests.cli.conftest import Command, assert_refused, taught
+from tests.cli.conftest import Command, assert_refused, trained_network
 
 WORDS = ("sparsify", "nets.py:small", "--weights", "w.pt", "--images", "x.npy", "--width", "0.25")
 
 
 @pytest.fixture(scope="session")
-def right(workshop: Path) -> Accuracy:
-    """Write labels that the network gets right but for every fifth, and return their metric."""
+def accuracy(workshop: Path) -> Accuracy:
+    """Write labels of which the network predicts all but every fifth, and return the metric."""
     x = torch.from_numpy(np.load(workshop / "x.npy"))
     with torch.no_grad():
-        y = taught()(x).argmax(1)
+        y = trained_network()(x).argmax(1)
     y[::5] = (y[::5] + 1) % 4
     np.savez(workshop / "test.npz", images=x.numpy(), classes=y.numpy())
     np.save(workshop / "classes.npy", y.numpy())
@@ -35,14 +35,17 @@ def right(workshop: Path) -> Accuracy:
 LABELLED = ("--test-images", "test.npz", "--test-key", "images", "--labels-key", "classes")
 
 
-def test_accuracy_before_and_after_is_told_and_kept(
-    command: Command, workshop: Path, right: Accuracy
+def test_accuracy_is_printed_and_recorded(
+    command: Command, workshop: Path, accuracy: Accuracy
 ) -> None:
     done = command(*WORDS, *LABELLED, "--out", "scored")
     assert done.code == 0, done.err
-    small = entrim.load(taught(), workshop / "scored")
+    small = entrim.load(trained_network(), workshop / "scored")
     score = Score(
-        name="accuracy, %", before=right(taught()), after=right(small), on="60 images of test.npz"
+        name="accuracy, %",
+        before=accuracy(trained_network()),
+        after=accuracy(small),
+        on="60 images of test.npz",
     )
     assert score.before == 80
     assert read(workshop / "scored").record.score == score
@@ -51,8 +54,8 @@ def test_accuracy_before_and_after_is_told_and_kept(
     assert told["score"] == {"name": score.name, "on": score.on, "before": 80, "after": score.after}
 
 
-def test_a_distilled_run_is_scored_anew_or_not_at_all(
-    command: Command, workshop: Path, right: Accuracy
+def test_distilled_run_does_not_inherit_the_score(
+    command: Command, workshop: Path, accuracy: Accuracy
 ) -> None:
     assert command(*WORDS, "--labels", "classes.npy", "--out", "marked").code == 0
     assert read(workshop / "marked").record.score is not None
@@ -62,12 +65,12 @@ def test_a_distilled_run_is_scored_anew_or_not_at_all(
         done = command(*words, *more)
         assert done.code == 0, done.err
         told.append(json.loads(done.out)["score"])
-    small = entrim.load(taught(), workshop / "remarked")
+    small = entrim.load(trained_network(), workshop / "remarked")
     assert told[0] is None
-    assert (told[1]["before"], told[1]["after"]) == (80, right(small))
+    assert (told[1]["before"], told[1]["after"]) == (80, accuracy(small))
 
 
-def test_a_metric_of_ones_own_is_kept_under_its_name(command: Command, workshop: Path) -> None:
+def test_custom_metric_is_recorded_under_its_name(command: Command, workshop: Path) -> None:
     done = command(*WORDS, "--metric", "nets.py:more", "--out", "own-metric")
     assert done.code == 0, done.err
     record = read(workshop / "own-metric").record
@@ -75,32 +78,33 @@ def test_a_metric_of_ones_own_is_kept_under_its_name(command: Command, workshop:
     assert record.score == Score(name="nets.py:more", before=before, after=after)
 
 
-def test_without_labels_there_is_no_score(cut: Path) -> None:
-    assert read(cut).record.score is None
+def test_no_score_without_labels(pruned: Path) -> None:
+    assert read(pruned).record.score is None
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--labels", "gone.npy"), "there is no file gone.npy"),
-        (("--test-images", "x.npy"), "nothing tells the classes of the images in x.npy"),
-        (("--metric", "nets.py:more", "--labels", "w.pt"), "leave out the others"),
+        (("--test-images", "x.npy"), "the classes of the images in x.npy are unknown"),
+        (
+            ("--metric", "nets.py:more", "--labels", "w.pt"),
+            "leave out the options of labeled images",
+        ),
     ],
 )
-def test_labels_that_are_not_there_are_refused_before_any_work(
+def test_missing_labels_are_refused_before_any_work(
     command: Command, workshop: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    assert_refused(command(*WORDS, *words, "--out", "unlabelled"), sentence)
-    assert not (workshop / "unlabelled").exists()
+    assert_refused(command(*WORDS, *words, "--out", "unlabeled"), sentence)
+    assert not (workshop / "unlabeled").exists()
 
 
-def test_a_metric_that_fails_loses_no_work_and_may_be_left_out_afterwards(
-    command: Command, workshop: Path
-) -> None:
+def test_failing_metric_loses_no_work(command: Command, workshop: Path) -> None:
     words = (*WORDS, "--out", "failing")
     done = command(*words, "--metric", "nets.py:broken")
     assert done.code == 1
-    assert "nets.py:broken cannot be told (TypeError" in done.err
+    assert "nets.py:broken failed (TypeError" in done.err
     assert (workshop / "failing" / UNFINISHED).is_dir()
     again = command(*words)
     assert again.code == 0, again.err
@@ -111,8 +115,8 @@ def test_a_metric_that_fails_loses_no_work_and_may_be_left_out_afterwards(
     assert command(*words).code == 0
 
 
-def test_a_run_that_was_stopped_may_be_scored_when_it_goes_on(
-    command: Command, workshop: Path, right: Accuracy
+def test_interrupted_run_can_be_scored_when_it_resumes(
+    command: Command, workshop: Path, accuracy: Accuracy
 ) -> None:
     words = (*WORDS, "--out", "late")
     assert command(*words, stop=(signal.SIGINT, 4)).code == 1

@@ -1,4 +1,4 @@
-"""A search that is stopped, killed or fails: what is kept of it, and what is not."""
+"""A search that is interrupted, killed or fails."""
 
 import json
 import signal
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from entrim.cli import search as searching
-from entrim.cli.console import Progress
+from entrim.callbacks import ProgressEvent
+from entrim.cli import search as search_command
+from entrim.cli.console import ProgressDisplay
 from entrim.cli.main import main
-from entrim.hpo.search import forget
-from entrim.records import ProgressEvent
+from entrim.hpo.search import remove_unused
 from entrim.storage import atomic
 from tests.cli.conftest import Command
 
@@ -18,26 +18,26 @@ WORDS = ("search", "nets.py:small", "--weights", "w.pt", "--images", "x.npy")
 RANGES = ("--eps-w", "1e-3,1e-1", "--eps-l2", "1e-4,1e-2")
 
 
-def test_an_interrupted_search_goes_on(
+def test_interrupted_search_continues(
     workshop: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Stopping(Progress):
-        def __call__(self, step: ProgressEvent) -> None:
-            if step.stage == "search" and step.done == 2:
+    class Stopping(ProgressDisplay):
+        def on_step(self, event: ProgressEvent) -> None:
+            if event.stage == "search" and event.done == 2:
                 raise KeyboardInterrupt
 
     monkeypatch.chdir(workshop)
     words = [*WORDS, "--metric", "nets.py:more", "--trials", "3", "--pick", "1", "--out", "stopped"]
     with monkeypatch.context() as patch:
-        patch.setattr(searching, "Progress", Stopping)
+        patch.setattr(search_command, "ProgressDisplay", Stopping)
         assert main(words) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines()[-1] == (
-        "entrim: interrupted: the trials that ended are kept in stopped, and the same command goes "
-        "on from there"
+        "entrim: interrupted: finished trials are kept in stopped, and the same command continues "
+        "from there"
     )
     assert main([*words, "--json"]) == 0
     out, err = capsys.readouterr()
@@ -46,17 +46,15 @@ def test_an_interrupted_search_goes_on(
     assert first.startswith("search: 3 of 3")
 
 
-def test_a_search_without_a_finished_trial_leaves_no_folder_and_bars_no_other(
-    command: Command, workshop: Path
-) -> None:
+def test_search_without_a_finished_trial_leaves_no_folder(command: Command, workshop: Path) -> None:
     ranges = (*RANGES, "--trials", "1", "--pick", "1", "--out", "vain")
     failed = command(*WORDS, "--metric", "nets.py:broken", *ranges)
-    assert "mend --metric first" in failed.err
+    assert "correct --metric first" in failed.err
     assert not (workshop / "vain").exists()
-    stopped = command(*WORDS, "--metric", "nets.py:stopped", *ranges)
+    stopped = command(*WORDS, "--metric", "nets.py:terminate", *ranges)
     assert "interrupted: nothing was finished yet" in stopped.err
     assert not (workshop / "vain").exists()
-    assert command(*WORDS, "--metric", "nets.py:killed", *ranges).code == -signal.SIGKILL
+    assert command(*WORDS, "--metric", "nets.py:kill", *ranges).code == -signal.SIGKILL
     assert [file.name[:7] for file in sorted((workshop / "vain").iterdir())] == [
         ".entrim",
         "search-",
@@ -65,10 +63,10 @@ def test_a_search_without_a_finished_trial_leaves_no_folder_and_bars_no_other(
     assert other.code == 0, other.err
 
 
-def test_a_search_that_another_process_is_at_work_on_is_not_forgotten(tmp_path: Path) -> None:
+def test_storage_in_use_is_not_removed(tmp_path: Path) -> None:
     file = tmp_path / "search-0.log"
     with atomic.shared_lock(file):
-        assert not forget(file)
+        assert not remove_unused(file)
     assert file.exists()
-    assert forget(file)
+    assert remove_unused(file)
     assert not file.exists()

@@ -1,4 +1,4 @@
-"""Where results, progress and errors go, whatever stdout and stderr are."""
+"""Results, progress and errors with unusual stdout and stderr."""
 
 import os
 import subprocess
@@ -8,59 +8,57 @@ from pathlib import Path
 import pytest
 
 import entrim
-from tests.cli.conftest import SOURCES, Command, assert_refused, taught
+from tests.cli.conftest import SOURCES, Command, assert_refused, trained_network
 
-CODE = "import sys; from entrim_start import main; sys.exit(main())"
+CODE = "import sys; from entrim.__main__ import main; sys.exit(main())"
 
 
-def started(workshop: Path, line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a line of the shell in which `entrim` stands for the script, in a process of its own."""
-    told = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES, **environment}
+def start(workshop: Path, line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a shell command in which `entrim` is replaced by the entry point."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES, **environment}
     words = ["sh", "-c", line.replace("entrim", f'{sys.executable} -c "{CODE}"', 1)]
-    return subprocess.run(words, capture_output=True, cwd=workshop, env=told, timeout=120)
+    return subprocess.run(words, capture_output=True, cwd=workshop, env=variables, timeout=120)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_letters_that_cannot_be_shown_are_replaced(
-    workshop: Path, cut: Path, encoding: str
-) -> None:
-    done = started(workshop, "entrim compare cut --layers", PYTHONIOENCODING=encoding)
+def test_unencodable_characters_are_replaced(workshop: Path, pruned: Path, encoding: str) -> None:
+    done = start(workshop, "entrim compare pruned --layers", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "8 ? 2" in done.stdout.decode(encoding)  # an arrow elsewhere
 
 
-def test_a_stdout_that_is_full_is_one_sentence(command: Command, cut: Path) -> None:
-    for words in (("compare", "cut"), ("compare", "cut", "--json"), ("compare", "--help")):
+def test_full_stdout_is_one_sentence(command: Command, pruned: Path) -> None:
+    for words in (("compare", "pruned"), ("compare", "pruned", "--json"), ("compare", "--help")):
         assert_refused(
             command(*words, full=True),
-            "stdout does not take the result (No space left on device): send it elsewhere",
+            "the result cannot be written to stdout (No space left on device): redirect it",
         )
 
 
-def test_a_full_stdout_leaves_the_run_that_was_saved(command: Command, workshop: Path) -> None:
+def test_full_stdout_keeps_the_saved_run(command: Command, workshop: Path) -> None:
     words = ("sparsify", "nets.py:small", "--images", "x.npy", "--width", "0.5", "--out", "unsaid")
     done = command(*words, full=True)
-    assert_refused(done, "what was saved is intact", before="")
-    entrim.load(taught(), workshop / "unsaid")
+    assert_refused(done, "saved files are intact", before="")
+    entrim.load(trained_network(), workshop / "unsaid")
 
 
-def test_streams_that_are_closed_break_nothing(workshop: Path, cut: Path) -> None:
-    done = started(workshop, "entrim compare cut >&-")
+def test_closed_streams_are_handled(workshop: Path, pruned: Path) -> None:
+    done = start(workshop, "entrim compare pruned >&-")
     assert done.returncode == 1
-    assert done.stderr.startswith(b"entrim: stdout does not take the result (it is closed)")
-    done = started(workshop, "entrim inspect nets.py:small --shape 1,8,8 --json 2>&-")
+    assert done.stderr.startswith(b"entrim: the result cannot be written to stdout (it is closed)")
+    done = start(workshop, "entrim inspect nets.py:small --shape 1,8,8 --json 2>&-")
     assert (done.returncode, done.stdout[:1]) == (0, b"{")
 
 
-def test_a_reader_that_has_seen_enough_is_left_in_peace(workshop: Path, cut: Path) -> None:
-    done = started(workshop, "{ entrim compare cut; echo $? >&2; } | true")
+def test_closed_pipe_is_silent(workshop: Path, pruned: Path) -> None:
+    done = start(workshop, "{ entrim compare pruned; echo $? >&2; } | true")
     assert done.stderr in (b"1\n", b"0\n")  # 0 where `true` took longer than the command
 
 
-def test_the_version_is_told_without_pytorch(tmp_path: Path) -> None:
+def test_version_needs_no_pytorch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('imported')")
     paths = f"{tmp_path}{os.pathsep}{SOURCES}"
-    done = started(tmp_path, "entrim --version", PYTHONPATH=paths)
+    done = start(tmp_path, "entrim --version", PYTHONPATH=paths)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode() == f"entrim {entrim.__version__}\n"
 
@@ -77,26 +75,29 @@ def test_the_version_is_told_without_pytorch(tmp_path: Path) -> None:
             ("search", "nets.py:quits", "--images", "x.npy", "--out", "never"),
             "reading nets.py:quits and x.npy",
         ),
-        (("distill", "cut", "--model", "nets.py:quits", "--out", "never"), "reading nets.py:quits"),
         (
-            ("export", "cut", "--model", "nets.py:quits", "--onnx", "o.onnx"),
-            "reading cut and x.npy",
+            ("distill", "pruned", "--model", "nets.py:quits", "--out", "never"),
+            "reading nets.py:quits",
+        ),
+        (
+            ("export", "pruned", "--model", "nets.py:quits", "--onnx", "o.onnx"),
+            "reading pruned and x.npy",
         ),
     ],
 )
-def test_what_is_read_is_told_before_any_code_is_run(
-    command: Command, cut: Path, words: tuple[str, ...], line: str
+def test_inputs_are_named_before_any_code_is_executed(
+    command: Command, pruned: Path, words: tuple[str, ...], line: str
 ) -> None:
     done = command(*words)
     assert_refused(done, "nets.py:quits() raised SystemExit: 3", before="(images: |reading )")
-    assert any(told.startswith(line) for told in done.err.splitlines())
+    assert any(found.startswith(line) for found in done.err.splitlines())
 
 
-def test_code_that_calls_exit_is_one_sentence(command: Command, workshop: Path) -> None:
+def test_user_code_that_exits_is_one_sentence(command: Command, workshop: Path) -> None:
     words = ("search", "nets.py:small", "--images", "x.npy", "--metric", "nets.py:quits")
     done = command(*words, "--out", "never")
     assert (done.code, done.out) == (1, "")
-    assert "code that was run called sys.exit(3)" in done.err.splitlines()[-1]
+    assert "user code called sys.exit(3)" in done.err.splitlines()[-1]
     assert not (workshop / "never").exists()
     (workshop / "script.py").write_text("import sys\nsys.exit('usage: script.py FILE')\n")
     done = command("inspect", "script.py:net", "--shape", "1,8,8")

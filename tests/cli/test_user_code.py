@@ -1,4 +1,4 @@
-"""Code of the user that prints, or that writes into what it is given."""
+"""User code that prints or modifies its inputs."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def score(net):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, command: Command) -> Path:
-    """Return a folder with a network, labelled images and a saved run."""
+    """Return a folder with a network, labeled images and a saved run."""
     folder = tmp_path_factory.mktemp("loud")
     (folder / "loud.py").write_text(LOUD)
     scope: dict[str, type[torch.nn.Module]] = {}
@@ -69,16 +69,14 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_json_is_pure_though_the_code_of_the_network_prints(
-    command: Command, place: Path, name: str
-) -> None:
+def test_json_is_pure_if_user_code_prints(command: Command, place: Path, name: str) -> None:
     done = command(*COMMANDS[name], "--json", cwd=place)
     assert done.code == 0, done.err
     assert isinstance(json.loads(done.out), dict)
     assert "building" in done.err
 
 
-def test_accuracy_is_true_though_the_network_writes_into_its_input(
+def test_accuracy_is_correct_if_the_network_modifies_its_input(
     command: Command, place: Path
 ) -> None:
     labels = ("--labels", "data.pt", "--labels-key", "y")

@@ -1,4 +1,4 @@
-"""The training loop: the best or last state handed out, progress told, bad recipes refused."""
+"""The training loop: the returned state, its progress, and invalid configurations."""
 
 import math
 import re
@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+from entrim.callbacks import ProgressEvent
 from entrim.distillation.trainer import train
 from entrim.errors import BadSettingError
-from entrim.records import ProgressEvent
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
-from tests.tasks import RECIPE, bits, network, regression, scripted
+from tests.tasks import CONFIG, bits, network, regression, scripted
 
 
-def test_the_network_learns_and_neither_it_nor_the_callers_random_numbers_are_touched() -> None:
+def test_the_network_learns_on_a_copy_and_the_random_state_does_not_change() -> None:
     net = network()
     before, random = fingerprint(values_of(net).values()), torch.get_rng_state()
-    trained = train(net, regression(), replace(RECIPE, epochs=20))
+    trained = train(net, regression(), replace(CONFIG, epochs=20))
     assert trained.after < 0.7 * trained.before
-    assert trained.after == min(held_out for _, held_out in trained.history)
+    assert trained.after == min(holdout for _, holdout in trained.history)
     assert trained.after == trained.history[trained.best - 1][1]
     with torch.no_grad():
         assert regression().holdout(trained.model.eval()) == trained.after
@@ -30,49 +30,49 @@ def test_the_network_learns_and_neither_it_nor_the_callers_random_numbers_are_to
     assert all(parameter.grad is None for parameter in trained.model.parameters())
 
 
-def test_modes_come_back_as_they_were() -> None:
+def test_modules_keep_their_training_modes() -> None:
     net = network().eval()
     net[3].train()  # pyright: ignore[reportIndexIssue]
-    trained = train(net, regression(), replace(RECIPE, epochs=1))
+    trained = train(net, regression(), replace(CONFIG, epochs=1))
     assert [m.training for m in trained.model.modules()] == [m.training for m in net.modules()]
 
 
-def test_eval_mode_leaves_the_statistics_of_batchnorm_and_train_mode_moves_them() -> None:
+def test_batchnorm_keeps_its_statistics_in_eval_mode_only() -> None:
     for mode, same in (("eval", True), ("train", False)):
-        trained = train(network(), regression(), replace(RECIPE, mode=mode, epochs=10))
+        trained = train(network(), regression(), replace(CONFIG, mode=mode, epochs=10))
         assert trained.best > 0
         found = values_of(trained.model)["1.running_mean"]
         assert torch.equal(found, values_of(network())["1.running_mean"]) == same
 
 
-def test_parameters_that_ask_for_no_gradients_stay() -> None:
+def test_parameters_without_gradients_do_not_change() -> None:
     net = network()
     net[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
-    found = values_of(train(net, regression(), replace(RECIPE, epochs=10)).model)
+    found = values_of(train(net, regression(), replace(CONFIG, epochs=10)).model)
     assert torch.equal(found["0.weight"], values_of(net)["0.weight"])
     assert not torch.equal(found["4.weight"], values_of(net)["4.weight"])
 
 
-def test_patience_stops_and_the_best_state_is_handed_out() -> None:
-    recipe = replace(RECIPE, epochs=9, patience=2)
-    trained = train(network(), scripted([5, 4, 3, 3.5, 3, 0]), recipe)
+def test_patience_ends_the_training_and_the_best_state_is_returned() -> None:
+    config = replace(CONFIG, epochs=9, patience=2)
+    trained = train(network(), scripted([5, 4, 3, 3.5, 3, 0]), config)
     assert trained.ending == "stopped early: no better for 2 epochs"
     assert (trained.before, trained.after, trained.best, len(trained.history)) == (5, 3, 2, 4)
-    two = train(network(), scripted([5, 4, 3]), replace(recipe, epochs=2, schedule="constant"))
-    four = train(network(), scripted([5, 4, 3, 3.5, 3]), replace(recipe, schedule="constant"))
+    two = train(network(), scripted([5, 4, 3]), replace(config, epochs=2, schedule="constant"))
+    four = train(network(), scripted([5, 4, 3, 3.5, 3]), replace(config, schedule="constant"))
     assert bits(two)[0] == bits(four)[0]
 
 
-def test_the_start_is_handed_out_where_nothing_was_better() -> None:
-    trained = train(network(), scripted([1, 2, 3, 4, 5]), RECIPE)
+def test_the_initial_state_is_returned_where_no_epoch_was_better() -> None:
+    trained = train(network(), scripted([1, 2, 3, 4, 5]), CONFIG)
     assert (trained.best, trained.after) == (0, 1)
     assert fingerprint(values_of(trained.model).values()) == fingerprint(
         values_of(network()).values()
     )
 
 
-def test_a_run_that_diverges_keeps_the_best_state_and_says_what_to_do() -> None:
-    trained = train(network(), regression(), replace(RECIPE, learning_rate=1e30, optimizer="sgd"))
+def test_a_run_that_diverges_returns_the_best_state_and_a_remedy() -> None:
+    trained = train(network(), regression(), replace(CONFIG, learning_rate=1e30, optimizer="sgd"))
     assert trained.diverged
     assert trained.ending == "the loss became NaN or infinite in epoch 1: lower learning_rate"
     assert trained.after == trained.before
@@ -81,12 +81,12 @@ def test_a_run_that_diverges_keeps_the_best_state_and_says_what_to_do() -> None:
 
 def test_a_loss_that_is_nan_from_the_start_is_refused() -> None:
     with pytest.raises(BadSettingError, match="before anything is trained: check that both"):
-        train(network(), scripted([math.nan]), RECIPE)
+        train(network(), scripted([math.nan]), CONFIG)
 
 
-def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
+def test_events_contain_epoch_loss_and_remaining_time() -> None:
     steps: list[ProgressEvent] = []
-    train(network(), regression(), RECIPE, stage="distill", on_step=steps.append)
+    train(network(), regression(), CONFIG, stage="distill", report=steps.append)
     assert [step.done for step in steps] == list(range(1, 25))
     assert {step.total for step in steps} == {24}
     assert [steps[0].name, steps[-1].name] == ["epoch 1", "epoch 4"]
@@ -99,13 +99,15 @@ def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"epochs": 0}, "epochs is 0: hand over a whole number from 1"),
-        ({"batch": 0}, "batch is 0: hand over a whole number from 1"),
-        ({"patience": 0}, "patience is 0: hand over a whole number from 1"),
+        ({"epochs": 0}, "epochs is 0: "),
+        ({"batch": 0}, "batch is 0: "),
+        ({"patience": 0}, "patience is 0: "),
         ({"learning_rate": 0.0}, "learning_rate is 0.0: it must be positive"),
         ({"learning_rate": math.nan}, "learning_rate is nan: it must be positive"),
-        ({"weight_decay": -1.0}, "weight_decay is -1.0: hand over 0 or more"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0: "),
         ({"optimizer": "lion"}, "optimizer is 'lion': choose one of 'adam', 'sgd'"),
+        ({"step_size": 0}, "step_size is 0: "),
+        ({"return_state": "first"}, "return_state is 'first': choose one of 'best', 'last'"),
         (
             {"schedule": "saw"},
             "schedule is 'saw': choose one of 'constant', 'cosine', 'steps', 'one cycle'",
@@ -113,25 +115,25 @@ def test_steps_tell_epoch_loss_and_the_time_that_is_left() -> None:
         ({"mode": "test"}, "mode is 'test': choose one of 'train', 'eval'"),
     ],
 )
-def test_recipes_that_cannot_work_are_refused(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_configurations_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadSettingError, match=re.escape(sentence)):
-        replace(RECIPE, **options)
+        replace(CONFIG, **options)
 
 
-def test_a_network_without_anything_to_learn_is_refused() -> None:
+def test_a_network_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(BadSettingError, match=re.escape("call model.requires_grad_(True)")):
-        train(network().requires_grad_(False), regression(), RECIPE)
+        train(network().requires_grad_(False), regression(), CONFIG)
 
 
-def test_the_last_state_is_handed_out_where_the_recipe_says_so() -> None:
-    told = replace(RECIPE, epochs=3, return_state="last")
-    done = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), told)
-    best = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), replace(told, return_state="best"))
+def test_the_last_state_is_returned_on_request() -> None:
+    config = replace(CONFIG, epochs=3, return_state="last")
+    done = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), config)
+    best = train(network(), scripted([4.0, 1.0, 2.0, 3.0]), replace(config, return_state="best"))
     assert (done.after, done.best, best.after, best.best) == (3.0, 3, 1.0, 1)
     assert bits(done)[0] != bits(best)[0]
 
 
-def test_the_last_state_before_infinity_is_handed_out() -> None:
-    told = replace(RECIPE, epochs=3, return_state="last")
-    done = train(network(), scripted([4.0, 5.0, math.inf]), told)
+def test_the_last_finite_state_is_returned() -> None:
+    config = replace(CONFIG, epochs=3, return_state="last")
+    done = train(network(), scripted([4.0, 5.0, math.inf]), config)
     assert (done.after, done.best, done.diverged) == (5.0, 1, True)

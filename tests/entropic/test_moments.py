@@ -1,4 +1,4 @@
-"""Moments are sums over rows: an exact, additive, dtype-blind summary."""
+"""Moments are sums over rows: exact, additive, and independent of the dtype."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def as_one(m: Moments) -> torch.Tensor:
     return torch.cat([flat, torch.tensor([m.target_sum_sq, m.count], dtype=torch.float64)])
 
 
-def test_moments_are_the_sums_of_products_of_the_rows_behind_a_constant():
+def test_moments_are_sums_of_products_of_the_rows_with_a_constant_first():
     x, y = layer_rows(0, block=4)
     z = torch.cat([torch.ones(len(x), 1, dtype=torch.float64), x], 1)
     m = Moments.of(x, y, block=4)
@@ -28,7 +28,7 @@ def test_moments_are_the_sums_of_products_of_the_rows_behind_a_constant():
 
 
 @given(shapes(), st.lists(st.integers(1, 60), min_size=1, max_size=8))
-def test_splitting_rows_over_any_number_of_moments_changes_nothing(shape, sizes):
+def test_moments_of_parts_add_up_to_the_moments_of_all_rows(shape, sizes):
     x, y = layer_rows(**shape)
     cuts = torch.tensor(sizes).cumsum(0).clamp_max(len(x) - 1).unique()
     parts = zip(torch.tensor_split(x, cuts), torch.tensor_split(y, cuts), strict=True)
@@ -40,7 +40,7 @@ def test_splitting_rows_over_any_number_of_moments_changes_nothing(shape, sizes)
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64]
 )
-def test_every_real_dtype_counts_as_its_exact_values(dtype):
+def test_every_real_dtype_is_summed_exactly(dtype):
     g = torch.Generator().manual_seed(1)
     x = torch.randint(-9, 9, (50, 6), generator=g)
     y = torch.randint(-9, 9, (50, 2), generator=g)
@@ -48,7 +48,7 @@ def test_every_real_dtype_counts_as_its_exact_values(dtype):
     assert torch.equal(as_one(m), as_one(Moments.of(x.double(), y.double(), block=2)))
 
 
-def test_numpy_rows_and_non_contiguous_tensors_are_read_as_they_look():
+def test_numpy_arrays_and_strided_tensors_are_accepted():
     x, y = layer_rows(2)
     expected = as_one(Moments.of(x, y))
     strided = x.T.contiguous().T
@@ -58,7 +58,7 @@ def test_numpy_rows_and_non_contiguous_tensors_are_read_as_they_look():
     torch.testing.assert_close(as_one(Moments.of(x.clone().requires_grad_(), y)), expected)
 
 
-def test_many_rows_pass_through_in_chunks_with_the_same_sums(monkeypatch):
+def test_many_rows_are_summed_in_chunks(monkeypatch):
     x, y = layer_rows(3)
     expected = as_one(Moments.of(x, y))
     monkeypatch.setattr("entrim.entropic.moments._CHUNK_BYTES", 7 * 8 * (x.shape[1] + 1))
@@ -76,7 +76,7 @@ def test_non_finite_rows_are_counted_and_the_first_is_named():
         Moments.of(x, y)
 
 
-def test_an_infinite_output_alone_is_found_although_it_leaves_the_gram_finite():
+def test_an_infinite_output_is_found_although_the_gram_is_finite():
     x, y = torch.zeros(3, 2), torch.tensor([[1.0], [float("inf")], [2.0]])
     with pytest.raises(BadRowsError, match=r"outputs .* row 1"):
         Moments.of(x, y)
@@ -104,12 +104,12 @@ ROWS = torch.ones(4, 6)
         (ROWS.to(torch.complex64), ROWS, 1, "complex"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_with_the_remedy(inputs, outputs, block, message):
+def test_rows_of_wrong_shapes_are_refused_with_a_remedy(inputs, outputs, block, message):
     with pytest.raises(BadRowsError, match=message):
         Moments.of(inputs, outputs, block=block)
 
 
-def test_a_gram_above_the_memory_limit_is_refused_before_it_is_made():
+def test_a_gram_above_the_memory_limit_is_refused_before_it_is_allocated():
     with pytest.raises(GramTooLargeError, match=r"of 25088 columns takes 4\.7 GiB.*memory_limit="):
         Moments.of(torch.zeros(1, 25_088), torch.zeros(1, 1))
     with pytest.raises(GramTooLargeError):
@@ -117,7 +117,7 @@ def test_a_gram_above_the_memory_limit_is_refused_before_it_is_made():
     assert Moments.of(ROWS, ROWS, memory_limit=7 * 7 * 8).channels == 6
 
 
-def test_moments_can_be_made_from_sums_without_rows():
+def test_moments_can_be_created_from_sums():
     m = layer_moments(5, block=4)
     same = Moments(
         count=m.count,
@@ -150,7 +150,7 @@ def test_sums_that_cannot_be_moments_are_refused(change, message):
         Moments(**(sums | change))
 
 
-def test_moments_of_different_layers_do_not_add():
+def test_moments_of_different_layers_cannot_be_added():
     with pytest.raises(BadRowsError, match="same layer"):
         sum([layer_moments(7), layer_moments(7, outputs=2)])
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Paths are nested and warm; `solve_for` keeps exactly what was asked."""
+"""Paths are nested and start warm; `solve_k` keeps exactly k channels."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ def test_kept_sets_are_nested_from_dense_to_sparse(shape):
     assert all(s.status.converged for s in path)
 
 
-def test_a_warm_path_is_about_as_good_as_cold_solves_and_needs_fewer():
+def test_a_warm_path_is_about_as_good_as_cold_starts_with_fewer_solves():
     m = layer_moments(0, channels=40, outputs=8, rows=400)
     warm = solve_path(m, EPS)
     cold = [solve(m, -eps, eps) for eps in EPS]
@@ -39,7 +39,7 @@ def test_a_path_of_a_shared_group_has_parts():
 
 
 @pytest.mark.parametrize("eps", [[], [1e-3, 1e-4], [1e-3, 1e-3]])
-def test_a_path_must_rise(eps):
+def test_a_path_must_be_increasing(eps):
     with pytest.raises(BadSettingError, match="strictly rising"):
         solve_path(layer_moments(1), eps)
 
@@ -51,7 +51,7 @@ def test_a_path_through_zero_is_refused_like_a_single_solve():
 
 @settings(max_examples=40)
 @given(shapes(), st.data())
-def test_exactly_the_asked_number_of_channels_is_kept(shape, data):
+def test_exactly_k_channels_are_kept(shape, data):
     k = data.draw(st.integers(1, shape["channels"]))
     s = solve_k(layer_moments(**shape), k=k)
     assert len(s.kept) == k
@@ -60,14 +60,14 @@ def test_exactly_the_asked_number_of_channels_is_kept(shape, data):
     assert all(after <= before for before, after in pairwise(s.trace))
 
 
-def test_a_shared_group_is_cut_to_exactly_k_too():
+def test_exactly_k_channels_of_a_shared_group_are_kept():
     m, n = layer_moments(2, channels=9), layer_moments(3, channels=9, block=4)
     s = solve_k([m, n], k=4)
     assert len(s.kept) == 4
     assert [p.weight.shape for p in s.parts] == [(3, 4), (3, 16)]
 
 
-def test_the_choice_of_k_channels_beats_the_mean_random_choice():
+def test_the_selection_of_k_channels_is_better_than_random_ones():
     m = layer_moments(4, channels=12, outputs=4, rows=400)
     chosen = refit(m, solve_k(m, k=5).kept).mse
     g = torch.Generator().manual_seed(0)
@@ -76,8 +76,8 @@ def test_the_choice_of_k_channels_beats_the_mean_random_choice():
 
 
 @pytest.mark.parametrize("k", [0, -1, 6])
-def test_an_impossible_number_of_channels_names_the_possible_ones(k):
+def test_an_impossible_number_of_channels_is_refused_with_the_possible_ones(k):
     x, y = layer_rows(5)
     x[:, 2] = 0
-    with pytest.raises(BadSettingError, match=f"channels is {k}: ask for 1 to 5"):
+    with pytest.raises(BadSettingError, match=f"k is {k}: pass 1 to 5"):
         solve_k(Moments.of(x, y), k=k)

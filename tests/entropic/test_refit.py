@@ -1,4 +1,4 @@
-"""Refit is plain least squares on the kept channels."""
+"""Refit is least squares on the kept channels."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_the_scale_of_the_rows_does_not_matter(scale):
     torch.testing.assert_close(fit.weight * scale, expected.weight, rtol=1e-5, atol=1e-6)
 
 
-def test_fewer_rows_than_columns_are_interpolated_with_weights_of_sane_size():
+def test_fewer_rows_than_columns_are_interpolated_with_moderate_weights():
     x, y = layer_rows(2, rows=10, channels=8, block=9)
     fit = refit(Moments.of(x, y, block=9), range(8))
     assert fit.mse < 1e-6
@@ -66,7 +66,7 @@ def test_dead_and_copied_channels_get_finite_weights():
         ([1, 1], "twice"),
     ],
 )
-def test_kept_is_checked(kept, message):
+def test_invalid_channels_are_refused(kept, message):
     x, y = layer_rows(4)
     with pytest.raises(BadSettingError, match=message):
         refit(Moments.of(x, y), kept)

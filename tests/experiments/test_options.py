@@ -1,4 +1,4 @@
-"""What the cuts of the tables and of the studies are told: strengths, widths, sizes, images."""
+"""The options of `sparsify` in tables and studies: penalties, widths, budgets, images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from entrim.budget import Budget
-from experiments.models import Subject
-from experiments.paper import cutting
-from experiments.paper.cutting import cut_row, options_of
-from experiments.paper.panels import within
+import entrim
+from entrim import Budget, EntropicPenalty, Reconstruction, Widths
+from experiments.models import TrainedModel
+from experiments.paper import pruning
+from experiments.paper.panels import same_size_options
+from experiments.paper.pruning import prune_row, sparsify_options
 from experiments.paper.rows import Row, rows_of
 from experiments.work import Work
 from tests.experiments.toys import toy
@@ -34,8 +35,26 @@ FULL = list(WHOLE)
 
 
 @pytest.fixture(scope="module")
-def lenet() -> Subject:
+def lenet() -> TrainedModel:
     return toy(Work(Path("unused")))
+
+
+def paper_options(eps: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    return {
+        "include": list(eps),
+        "budget": EntropicPenalty(
+            per_group=eps, solver="alternating", min_decrease=0.003, single_consumer=True
+        ),
+        "reconstruction": Reconstruction(weights="solution"),
+    }
+
+
+def width_options(widths: dict[str, int]) -> dict[str, Any]:
+    return {
+        "include": list(widths),
+        "budget": Widths(widths),
+        "reconstruction": Reconstruction(weights="solution"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,26 +70,18 @@ def lenet() -> Subject:
     ],
 )
 def test_lenet_is_cut_by_the_alternation_with_the_printed_strengths(
-    row: str, eps: dict[str, tuple[float, float]], lenet: Subject
+    row: str, eps: dict[str, tuple[float, float]], lenet: TrainedModel
 ) -> None:
-    assert options_of(lenet, ROWS[row], "paper") == {
-        "preset": "paper",
-        "layers": list(eps),
-        "eps": eps,
-        "alternation": 0.003,
-    }
+    assert sparsify_options(lenet, ROWS[row], "paper") == paper_options(eps)
 
 
 @pytest.mark.parametrize(("network", "row"), CIFAR)
 def test_the_wide_networks_are_cut_by_the_alternation_with_the_printed_strengths(
-    network: str, row: Row, lenet: Subject
+    network: str, row: Row, lenet: TrainedModel
 ) -> None:
-    assert options_of(replace(lenet, network=network), row, "paper") == {
-        "preset": "paper",
-        "layers": list(row.widths),
-        "eps": dict.fromkeys(row.widths, (-0.0001, 0.0001)),
-        "alternation": 0.003,
-    }
+    eps = dict.fromkeys(row.widths, (-0.0001, 0.0001))
+    found = sparsify_options(replace(lenet, network=network), row, "paper")
+    assert found == paper_options(eps)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +93,14 @@ def test_the_wide_networks_are_cut_by_the_alternation_with_the_printed_strengths
         ("E1+fc-v2", {"conv1": 8, "fc1": 40, "fc2": 18}),
     ],
 )
-def test_at_the_widths_of_the_paper_its_method_is_told_widths_and_no_strengths(
-    row: str, widths: dict[str, int], lenet: Subject
+def test_at_the_widths_of_the_paper_its_method_has_widths_and_no_penalty(
+    row: str, widths: dict[str, int], lenet: TrainedModel
 ) -> None:
-    told = {"preset": "paper", "layers": list(widths), "widths": widths}
-    assert options_of(lenet, ROWS[row], "widths") == told
+    assert sparsify_options(lenet, ROWS[row], "widths") == width_options(widths)
 
 
 @pytest.mark.parametrize(
-    ("row", "layers", "params", "macs"),
+    ("row", "groups", "params", "macs"),
     [
         ("E1", ["conv1"], 36_498, 272_520),
         ("E2", ["conv1"], 23_894, 200_520),
@@ -99,51 +109,54 @@ def test_at_the_widths_of_the_paper_its_method_is_told_widths_and_no_strengths(
     ],
 )
 def test_our_default_is_held_to_the_parameters_and_in_studies_to_the_macs_too(
-    row: str, layers: list[str], params: int, macs: int, lenet: Subject
+    row: str, groups: list[str], params: int, macs: int, lenet: TrainedModel
 ) -> None:
     conv1, fc1, fc2 = (ROWS[row].widths.get(name, whole) for name, whole in WHOLE.items())
     assert macs == 784 * 6 * 25 + 100 * conv1 * 150 + 25 * conv1 * fc1 + fc1 * fc2 + fc2 * 10
-    told = options_of(lenet, ROWS[row], "default")
-    assert told == {"layers": layers, "budget": Budget(params=params)}
-    told = within(lenet, ROWS[row])
-    assert told == {"layers": layers, "budget": Budget(params=params, macs=macs)}
+    options = sparsify_options(lenet, ROWS[row], "default")
+    assert options == {"include": groups, "budget": Budget(params=params)}
+    options = same_size_options(lenet, ROWS[row])
+    assert options == {"include": groups, "budget": Budget(params=params, macs=macs)}
 
 
 @pytest.mark.parametrize(("network", "row"), CIFAR)
-def test_the_wide_networks_are_told_widths_or_parameters_and_no_strengths(
-    network: str, row: Row, lenet: Subject, monkeypatch: pytest.MonkeyPatch
+def test_the_wide_networks_have_widths_or_parameters_and_no_penalty(
+    network: str, row: Row, lenet: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "size_at", lambda *_: SimpleNamespace(params=1234))
-    subject, layers = replace(lenet, network=network), list(row.widths)
-    told = {"preset": "paper", "layers": layers, "widths": dict(row.widths)}
-    assert options_of(subject, row, "widths") == told
-    assert options_of(subject, row, "default") == {"layers": layers, "budget": Budget(params=1234)}
+    monkeypatch.setattr(pruning, "size_at", lambda *_: SimpleNamespace(params=1234))
+    trained, groups = replace(lenet, network=network), list(row.widths)
+    assert sparsify_options(trained, row, "widths") == width_options(dict(row.widths))
+    assert sparsify_options(trained, row, "default") == {
+        "include": groups,
+        "budget": Budget(params=1234),
+    }
 
 
 class ShownError(Exception):
-    """What a cut was handed."""
+    """Contains the arguments of `sparsify`."""
 
 
 @pytest.mark.parametrize(
-    ("asked", "count"), [({}, 500), ({"images": 25}, 25), ({"images": 60}, 60)]
+    ("requested", "count"), [({}, 500), ({"images": 25}, 25), ({"images": 60}, 60)]
 )
-def test_a_cut_sees_as_many_images_as_were_asked_for(
-    asked: dict[str, Any],
+def test_sparsify_gets_as_many_images_as_requested(
+    requested: dict[str, Any],
     count: int,
-    lenet: Subject,
+    lenet: TrainedModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def show(*args: Any, **options: Any) -> None:
         raise ShownError(*args, options)
 
-    monkeypatch.setattr(cutting, "sparsify", show)
-    told, subject = {"layers": ["conv1"], "widths": {"conv1": 8}}, replace(lenet, seed=3)
+    monkeypatch.setattr(entrim, "sparsify", show)
+    chosen = {"include": ["conv1"], "budget": Widths({"conv1": 8})}
+    trained = replace(lenet, seed=3)
     with pytest.raises(ShownError) as shown:
-        cut_row(Work(tmp_path), subject, ROWS["E1"], "cut", told, **asked)
+        prune_row(Work(tmp_path), trained, ROWS["E1"], "cut", chosen, **requested)
     model, images, options = shown.value.args
-    assert model is subject.model
-    assert torch.equal(images, subject.images(count))
+    assert model is trained.model
+    assert torch.equal(images, trained.images(count))
     assert len(images) == count
-    assert options["generator"].initial_seed() == 3
-    assert told.items() <= options.items()
+    assert options["seed"] == 3
+    assert chosen.items() <= options.items()

@@ -1,4 +1,4 @@
-"""The tables in the documents are those of the records."""
+"""The tables in the documentation are those of the records."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.paper.cutting import WAYS
+from experiments.paper.pruning import METHODS
 from experiments.paper.published import Cell
 from experiments.paper.report import Line
 
@@ -25,20 +25,20 @@ def _record(name: str) -> dict[str, Any]:
     return json.loads((_RECORDS / f"{name}.json").read_text())
 
 
-def _line(told: dict[str, Any]) -> Line:
-    cells = {name: Cell(**told[name]) for name in ("paper", "arithmetic")}
-    ours = {way: told["ours"][way] for way in WAYS}
-    return Line(**{**told, **cells, "ours": ours})
+def _line(recorded: dict[str, Any]) -> Line:
+    cells = {name: Cell(**recorded[name]) for name in ("paper", "arithmetic")}
+    ours = {method: recorded["ours"][method] for method in METHODS}
+    return Line(**{**recorded, **cells, "ours": ours})
 
 
 @pytest.mark.parametrize("name", ["lenet-conv", "lenet-full"])
 def test_the_tables_of_lenet_are_printed_as_recorded(name: str) -> None:
     record = _record(name)
-    lines = [_line(told).cells() for told in record["lines"]]
+    lines = [_line(line).cells() for line in record["lines"]]
     assert len(lines) > 20
     assert [line for line in lines if line not in _DOCUMENT] == []
-    verdicts = [f"- {verdict}" for verdict in record["verdicts"]]
-    assert [verdict for verdict in verdicts if [verdict] not in _DOCUMENT] == []
+    checks = [f"- {check}" for check in record["checks"]]
+    assert [check for check in checks if [check] not in _DOCUMENT] == []
 
 
 def test_the_drops_by_images_are_printed_as_recorded() -> None:
@@ -56,14 +56,14 @@ def test_accuracy_drop_and_speed_up_of_every_cut_are_printed_as_recorded(name: s
     measured = _record(name)["measured"]
     assert measured
     for one in measured:
-        accuracy = one["cut"]["accuracy"]
+        accuracy = one["pruned"]["accuracy"]
         wanted = {
             f"{accuracy:.2f}",
             f"{one['baseline'] - accuracy:.2f}",
             f"{one['timing']['speedup']:.2f}x",
         }
         shown = [{cell.strip("*") for cell in line} for line in _DOCUMENT]
-        assert any(wanted <= line for line in shown), (one["row"], one["way"], wanted)
+        assert any(wanted <= line for line in shown), (one["row"], one["method"], wanted)
 
 
 def test_the_rivals_are_printed_as_recorded() -> None:
@@ -75,5 +75,5 @@ def test_the_rivals_are_printed_as_recorded() -> None:
         if "cannot" in one:
             assert shown == "-"
             continue
-        drops = [one["cut"]["accuracy"], *one.get("tuned", {}).values()]
+        drops = [one["pruned"]["accuracy"], *one.get("tuned", {}).values()]
         assert shown == " → ".join(f"{one['baseline'] - right:.2f}" for right in drops)

@@ -53,7 +53,7 @@ def test_a_known_disagreement_says_what_is_printed_and_what_ours_is(known: Disag
     assert cell.printed == known.printed
     assert isinstance(ours, int | float)
     assert cell.rounded(ours) == Cell(known.ours).value
-    assert known.why
+    assert known.reason
 
 
 def test_every_printed_figure_can_be_read() -> None:

@@ -1,4 +1,4 @@
-"""The recipes with labels, field by field."""
+"""The training configurations of the paper, field by field."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from experiments.training import (
 )
 
 
-def adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> TrainingConfig:
+def adam(epochs: int, learning_rate: float, step_size: int, seed: int) -> TrainingConfig:
     return TrainingConfig(
         epochs=epochs,
         batch=128,
@@ -20,7 +20,7 @@ def adam(epochs: int, learning_rate: float, halve_every: int, seed: int) -> Trai
         optimizer="adam",
         weight_decay=0.0,
         schedule="constant",
-        step_size=halve_every,
+        step_size=step_size,
         mode="train",
         patience=None,
         return_state="last",
@@ -45,7 +45,7 @@ def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> Tra
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"),
+    ("found", "expected"),
     [
         (lenet_training(), adam(20, 1e-3, 7, 0)),
         (lenet_training(3, 4), adam(3, 1e-3, 7, 4)),
@@ -57,8 +57,8 @@ def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> Tra
         (cifar_fine_tuning(3, 4), momentum(3, 1e-3, "constant", 4)),
     ],
 )
-def test_a_recipe_is_the_one_of_the_paper(found: TrainingConfig, wanted: TrainingConfig) -> None:
-    assert found == wanted
+def test_a_recipe_is_the_one_of_the_paper(found: TrainingConfig, expected: TrainingConfig) -> None:
+    assert found == expected
 
 
 def test_the_short_training_grows_from_16_to_32_pixels() -> None:

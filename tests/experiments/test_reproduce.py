@@ -1,4 +1,4 @@
-"""`python -m experiments reproduce`: published beside ours, nothing run twice."""
+"""`python -m experiments reproduce`: published beside ours, and nothing is run twice."""
 
 import json
 import os
@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from entrim import ProgressEvent, trace
 from entrim.errors import BadSettingError, SaveError
-from entrim.records import ProgressEvent
-from entrim.surgery.trace import trace
 from experiments.__main__ import main
 from experiments.models import ZOO
-from experiments.paper.bars import verdicts
-from experiments.paper.cutting import Lessons, Measured, size_at
+from experiments.paper.lines import checks
+from experiments.paper.pruning import RowResult, Training, size_at
 from experiments.paper.published import tables
 from experiments.paper.report import NOT_RUN, Report
 from experiments.paper.reproduce import EXPERIMENTS, Options
@@ -30,41 +29,41 @@ from tests.experiments.toys import toy
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = replace(EXPERIMENTS["lenet-conv"], subject=toy)
+    run = replace(EXPERIMENTS["lenet-conv"], load=toy)
     monkeypatch.setitem(EXPERIMENTS, "lenet-conv", run)
 
 
 def test_a_table_is_printed_and_recorded_and_a_second_run_only_reads(
     toys: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--epochs", "1"]
-    told += ["--ways", "paper", "default"]
-    assert main([*told, "--finished"]) == 0
+    arguments = ["reproduce", "lenet-conv", "--work", str(tmp_path), "--epochs", "1"]
+    arguments += ["--methods", "paper", "default"]
+    assert main([*arguments, "--finished"]) == 0
     before = capsys.readouterr()
     assert "98.49%" in before.out
     assert "seed 0: not run" in before.out
     assert before.err == ""
 
-    assert main(told) == 0
+    assert main(arguments) == 0
     first = capsys.readouterr()
     assert "epochs of training" not in first.out
     assert "epochs of training" in first.err
     record = json.loads((tmp_path / "lenet-conv.json").read_text())
-    assert {one["way"] for one in record["measured"]} == {"paper", "default"}
+    assert {one["method"] for one in record["measured"]} == {"paper", "default"}
     for one in record["measured"]:
         assert one["seed"] == 0
         assert set(one["tuned"]) == set(one["scratch"]) == {"1"}
     widths = [
-        one["cut"]["widths"]["conv1"] for one in record["measured"] if one["way"] == "default"
+        one["pruned"]["widths"]["conv1"] for one in record["measured"] if one["method"] == "default"
     ]
     assert widths == [8, 4]
 
     steps: list[ProgressEvent] = []
-    options = Options(epochs=(1,), ways=("paper", "default"))
+    options = Options(epochs=(1,), methods=("paper", "default"))
     again = EXPERIMENTS["lenet-conv"].run(Work(tmp_path, steps.append), options)
     assert steps == []
     assert again.markdown() + "\n" == first.out
-    assert main([*told, "--finished"]) == 0
+    assert main([*arguments, "--finished"]) == 0
     assert capsys.readouterr().out == first.out
 
 
@@ -72,23 +71,23 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
     toys: None, tmp_path: Path
 ) -> None:
     work = tmp_path / "work"
-    told = ["reproduce", "lenet-conv", "--work", str(work), "--finished"]
-    assert main(told) == 0
+    arguments = ["reproduce", "lenet-conv", "--work", str(work), "--finished"]
+    assert main(arguments) == 0
     assert not work.exists()
-    assert main([*told, "--record", str(tmp_path / "record.json")]) == 0
+    assert main([*arguments, "--record", str(tmp_path / "record.json")]) == 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("arguments", "message"),
     [
         (["--seeds", "0", "-1"], "seeds are [0, -1]: name whole numbers from 0"),
         (["--epochs", "0"], "epochs are [0]: name whole numbers from 1, or none at all"),
         (["--record", "{folder}/missing/record.json"], "there is no folder {folder}/missing"),
         (["--record", "{folder}"], "{folder} is a folder: name a file"),
-        (["images", "--ways", "paper"], "images knows no --ways: leave it out"),
-        (["robustness", "--no-scratch"], "robustness knows no --no-scratch: leave it out"),
-        (["--networks", "LeNet"], "lenet-conv is of one network: leave --networks out"),
+        (["images", "--methods", "paper"], "images has no --methods: leave it out"),
+        (["robustness", "--no-scratch"], "robustness has no --no-scratch: leave it out"),
+        (["--networks", "LeNet"], "lenet-conv has one network: leave --networks out"),
         (
             ["images", "--networks", "LeNet", "AlexNet"],
             "there is no AlexNet here: name some of LeNet, ResNet-56",
@@ -96,52 +95,52 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_run(
-    told: list[str],
-    said: str,
+    arguments: list[str],
+    message: str,
     toys: None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = [word.format(folder=tmp_path) for word in told]
-    experiment = [] if told[0] in (*STUDIES, "robustness") else ["lenet-conv"]
-    assert main(["reproduce", *experiment, *told, "--work", str(tmp_path / "work")]) == 1
-    assert said.format(folder=tmp_path) in capsys.readouterr().err
+    arguments = [word.format(folder=tmp_path) for word in arguments]
+    experiment = [] if arguments[0] in (*STUDIES, "robustness") else ["lenet-conv"]
+    assert main(["reproduce", *experiment, *arguments, "--work", str(tmp_path / "work")]) == 1
+    assert message.format(folder=tmp_path) in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
-def cut_only(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return the table of toys in which one way was cut, and nothing trained."""
-    run = replace(EXPERIMENTS["lenet-conv"], subject=toy)
-    return run.run(Work(tmp_path_factory.mktemp("work")), Options(epochs=(), ways=("widths",)))
+def pruned_only(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return the table of a toy, pruned by one method, without trainings."""
+    run = replace(EXPERIMENTS["lenet-conv"], load=toy)
+    return run.run(Work(tmp_path_factory.mktemp("work")), Options(epochs=(), methods=("widths",)))
 
 
-def test_what_was_not_run_says_so_and_has_no_difference(cut_only: Report) -> None:
-    lines = {(line.row, line.quantity): line.cells() for line in cut_only.lines}
+def test_what_was_not_run_says_so_and_has_no_difference(pruned_only: Report) -> None:
+    lines = {(line.row, line.quantity): line.cells() for line in pruned_only.lines}
     assert lines["E1", "accuracy, fine tuned 10 epochs"][2:] == ["99.03%", *[NOT_RUN, ""] * 3]
     paper, ours, difference = lines["E1", "parameters"][2], *lines["E1", "parameters"][5:7]
     assert (paper, ours, difference) == ("36,498", "36,498", "+0")
     assert lines["E2", "channels kept"][2:6] == ["4", NOT_RUN, "", "4"]
-    assert len(cut_only.verdicts) == 7
-    assert all(verdict.startswith(NOT_RUN) for verdict in cut_only.verdicts)
+    assert len(pruned_only.checks) == 7
+    assert all(check.startswith(NOT_RUN) for check in pruned_only.checks)
 
 
-def test_a_drop_is_counted_from_the_own_baseline(cut_only: Report) -> None:
-    lines = {(line.row, line.quantity): line for line in cut_only.lines}
-    measured, _ = cut_only.measured
+def test_a_drop_is_counted_from_the_own_baseline(pruned_only: Report) -> None:
+    lines = {(line.row, line.quantity): line for line in pruned_only.lines}
+    measured, _ = pruned_only.measured
     assert lines["E1", "drop, raw"].paper.printed == "0.55"  # 99.04 - 98.49
-    wanted = measured["baseline"] - measured["cut"]["accuracy"]
+    wanted = measured["baseline"] - measured["pruned"]["accuracy"]
     assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(wanted)]
 
 
-def test_every_row_tells_sizes_and_speed_also_where_the_paper_does_not(cut_only: Report) -> None:
-    lines = {(line.row, line.quantity): line for line in cut_only.lines}
-    (cut, timing), _ = ((one["cut"], one["timing"]) for one in cut_only.measured)
-    (size,), (macs,), (faster,) = (
+def test_every_row_tells_sizes_and_speed_also_where_the_paper_does_not(pruned_only: Report) -> None:
+    lines = {(line.row, line.quantity): line for line in pruned_only.lines}
+    (pruned, timing), _ = ((one["pruned"], one["timing"]) for one in pruned_only.measured)
+    (size,), (macs,), (speedup,) = (
         lines["E1", name].ours["widths"]
         for name in ("size, MB", "FLOPs; ours MACs", "speedup, batch of 4")
     )
-    assert (size, macs, faster) == (cut["bytes"] / 1e6, cut["FLOPs"], timing["speedup"])
+    assert (size, macs, speedup) == (pruned["bytes"] / 1e6, pruned["FLOPs"], timing["speedup"])
     assert size == pytest.approx(4 * 36_498 / 1e6)
     full = {row.name: row.cells for row in rows_of("vgg16-full")}
     assert full["conv_all+fc"]["size"].printed == "6.5MB"
@@ -167,7 +166,7 @@ def test_the_layer_sets_are_those_of_the_paper() -> None:
     assert [list(row.eps) for row in rows_of("lenet-full")] == [["conv1", "fc1", "fc2"]] * 2
 
 
-def test_the_published_epochs_are_asked_for() -> None:
+def test_the_published_epochs_are_run() -> None:
     (row,) = rows_of("vgg16-epochs")
     assert list(row.tuned) == list(row.scratch) == [1, 10, 20, 50, 70, 100, 160]
     assert row.tuned[1] == tables()["vgg16-epochs"].cell("fine tune", "1")
@@ -180,19 +179,19 @@ def test_the_budget_is_the_printed_number_of_parameters(experiment: str, tmp_pat
         assert size_at(toy(Work(tmp_path)), row).params == row.cells["parameters"].value
 
 
-def test_a_bar_says_met_missed_or_not_run() -> None:
+def test_a_check_is_met_missed_or_not_run() -> None:
     rows = rows_of("lenet-conv")
 
-    def found(kept: int, accuracy: float) -> list[Measured]:
-        cut = {"widths": {"conv1": kept}, "accuracy": accuracy}
-        return [Measured(row="E1", way="paper", seed=0, cut=cut)]
+    def found(kept: int, accuracy: float) -> list[RowResult]:
+        pruned = {"widths": {"conv1": kept}, "accuracy": accuracy}
+        return [RowResult(row="E1", method="paper", seed=0, pruned=pruned)]
 
-    def said(kept: int, accuracy: float) -> list[str]:
-        lines = verdicts("lenet-conv", rows, found(kept, accuracy), {0: 99.0})
+    def statuses(kept: int, accuracy: float) -> list[str]:
+        lines = checks("lenet-conv", rows, found(kept, accuracy), {0: 99.0})
         return [line.split(":")[0] for line in lines[:3]]
 
-    assert said(7, 98.45) == ["met", "met", NOT_RUN]
-    assert said(6, 97.9) == ["MISSED", "MISSED", NOT_RUN]
+    assert statuses(7, 98.45) == ["met", "met", NOT_RUN]
+    assert statuses(6, 97.9) == ["MISSED", "MISSED", NOT_RUN]
 
 
 def test_a_point_is_measured_once_for_the_same_settings(tmp_path: Path) -> None:
@@ -212,21 +211,21 @@ def test_a_point_is_measured_once_for_the_same_settings(tmp_path: Path) -> None:
 
 def test_fine_tuning_for_longer_goes_on_where_a_shorter_one_ended(tmp_path: Path) -> None:
     steps: list[ProgressEvent] = []
-    subject, work = toy(Work(tmp_path)), Work(tmp_path, steps.append)
-    lessons = Lessons(work, subject)
-    found = lessons.after("tuned", subject.model, subject.fine_tuning, (2, 1))
+    trained, work = toy(Work(tmp_path)), Work(tmp_path, steps.append)
+    training = Training(work, trained)
+    found = training.accuracies("tuned", trained.model, trained.fine_tuning, (2, 1))
     assert [step.name for step in steps] == ["epoch 1"] * 5 + ["epoch 2"] * 5
-    alone = Lessons(Work(tmp_path / "alone"), subject)
-    assert alone.after("tuned", subject.model, subject.fine_tuning, (2,)) == {2: found[2]}
+    alone = Training(Work(tmp_path / "alone"), trained)
+    assert alone.accuracies("tuned", trained.model, trained.fine_tuning, (2,)) == {2: found[2]}
     steps.clear()
-    lessons.after("new", subject.model, lambda n, seed: cifar_training(n, seed), (1, 2))
-    assert len(steps) == 15  # a cosine looks at its end: nothing can be shared
+    training.accuracies("new", trained.model, lambda n, seed: cifar_training(n, seed), (1, 2))
+    assert len(steps) == 15  # a cosine depends on the number of epochs: nothing is shared
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match="--work"):
-        Work(tmp_path / "file" / "folder").place("x", {})
+        Work(tmp_path / "file" / "folder").path_of("x", {})
 
 
 def test_more_images_than_there_are_are_refused(tmp_path: Path) -> None:
@@ -235,10 +234,10 @@ def test_more_images_than_there_are_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
-    told = ["vgg16-full", "--finished", "--work", str(tmp_path)]
+    arguments = ["vgg16-full", "--finished", "--work", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if k != "ENTRIM_ASSETS"}
     run = subprocess.run(
-        [sys.executable, "-m", "experiments", "reproduce", *told],
+        [sys.executable, "-m", "experiments", "reproduce", *arguments],
         capture_output=True,
         text=True,
         env=environment,
@@ -264,7 +263,7 @@ def test_the_groups_of_lenet_are_those_that_are_traced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "told", "kinds"),
+    ("experiment", "options", "expected"),
     [
         ("vgg16-full", Options(epochs=(1,)), ({1}, set())),
         ("vgg16-scratch", Options(epochs=(1,)), (set(), {1})),
@@ -277,18 +276,20 @@ def test_the_groups_of_lenet_are_those_that_are_traced() -> None:
 )
 def test_other_epochs_replace_what_a_row_has_and_add_nothing(
     experiment: str,
-    told: Options,
-    kinds: tuple[set[int], set[int]],
+    options: Options,
+    expected: tuple[set[int], set[int]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    asked: list[tuple[set[int], set[int]]] = []
+    requested: list[tuple[set[int], set[int]]] = []
 
-    def look(work: Work, subject: Any, row: Any, way: str, tuned: Any, scratch: Any) -> Measured:
-        asked.append((set(tuned), set(scratch)))
-        return Measured(row=row.name, way=way, seed=0)
+    def measure(
+        work: Work, trained: Any, row: Any, method: str, tuned: Any, scratch: Any
+    ) -> RowResult:
+        requested.append((set(tuned), set(scratch)))
+        return RowResult(row=row.name, method=method, seed=0)
 
-    monkeypatch.setattr("experiments.paper.reproduce.measure_row", look)
-    replace(EXPERIMENTS[experiment], subject=toy).run(Work(tmp_path), told)
-    assert asked
-    assert all(one == kinds for one in asked)
+    monkeypatch.setattr("experiments.paper.reproduce.measure_row", measure)
+    replace(EXPERIMENTS[experiment], load=toy).run(Work(tmp_path), options)
+    assert requested
+    assert all(one == expected for one in requested)

@@ -1,4 +1,4 @@
-"""Every row cuts the layers that the paper names, as strongly, and is taught as long."""
+"""Every row has the layers, the penalties and the epochs of the paper."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The stages of a row: each kept under what it depends on, and each starting where it says."""
+"""The stages of a row: each is stored under what it depends on, and has the right start."""
 
 import copy
 import itertools
@@ -12,37 +12,37 @@ import torch
 from torch import nn
 
 import entrim
-from entrim import ProgressEvent
+from entrim import EntropicPenalty, ProgressEvent
 from entrim.distillation.trainer import TrainingConfig, TrainingTask
-from experiments.models import Subject
+from experiments.models import TrainedModel
 from experiments.paper import robustness
-from experiments.paper.criteria import Ranking
-from experiments.paper.cutting import Lessons, cut_row, measure_row, told_of
+from experiments.paper.criteria import CriterionScores
+from experiments.paper.pruning import Training, describe, measure_row, prune_row
 from experiments.paper.reproduce import Options
 from experiments.paper.robustness import ROBUSTNESS
 from experiments.paper.rows import rows_of
-from experiments.storage import fingerprint_of
-from experiments.training import SHIFTED_AND_FLIPPED, fresh
+from experiments.storage import model_fingerprint
+from experiments.training import SHIFT_AND_FLIP, reinitialize
 from experiments.work import Work
 from tests.experiments.test_studies import on_toys
 from tests.experiments.toys import toy
 
 ROW = rows_of("lenet-conv")[0]
-OTHERS: dict[str, Callable[[Subject], Subject]] = {
+OTHERS: dict[str, Callable[[TrainedModel], TrainedModel]] = {
     "another network": lambda s: replace(s, network="VGG-16"),
     "another seed": lambda s: replace(s, seed=1),
-    "another weight": lambda s: replace(s, model=nudged(s.model)),
-    "another lesson": lambda s: replace(s, lesson=s.lesson[:519]),
-    "another test": lambda s: replace(s, test=s.test[:49]),
+    "another weight": lambda s: replace(s, model=perturb(s.model)),
+    "another training set": lambda s: replace(s, train_set=s.train_set[:519]),
+    "another test set": lambda s: replace(s, test_set=s.test_set[:49]),
 }
-STAGES: dict[str, Callable[[Work, Subject], object]] = {
-    "baseline": told_of,
-    "cut": lambda work, s: cut_row(work, s, ROW, "cut", {"layers": ["conv1"]}),
-    "lesson": lambda work, s: Lessons(work, s).after("lesson", START, s.fine_tuning, (1,)),
+STAGES: dict[str, Callable[[Work, TrainedModel], object]] = {
+    "baseline": describe,
+    "pruning": lambda work, s: prune_row(work, s, ROW, "pruning", {"include": ["conv1"]}),
+    "training": lambda work, s: Training(work, s).accuracies("tune", START, s.fine_tuning, (1,)),
 }
 
 
-def nudged(model: nn.Module) -> nn.Module:
+def perturb(model: nn.Module) -> nn.Module:
     """Return a copy in which one weight is a little larger."""
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -54,104 +54,108 @@ START = toy(Work(Path("unused"))).model
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return where points are kept, in the order in which they are asked for; none is measured."""
-    asked: list[str] = []
+def paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of requested points, in their order; none is measured."""
+    requested: list[str] = []
 
     def point(work: Work, name: str, settings: dict[str, Any], *_: Any, **__: Any) -> Any:
-        asked.append(work.place(name, settings).name)
+        requested.append(work.path_of(name, settings).name)
         return {"accuracy": 0.0}
 
     monkeypatch.setattr(Work, "point", point)
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_a_stage_depends_on_gives_it_another_place(
-    stage: str, other: str, places: list[str], tmp_path: Path
+def test_a_stage_is_stored_under_everything_that_it_depends_on(
+    stage: str, other: str, paths: list[str], tmp_path: Path
 ) -> None:
-    work, subject = Work(tmp_path), toy(Work(tmp_path))
-    for one in (subject, subject, OTHERS[other](subject)):
+    work, trained = Work(tmp_path), toy(Work(tmp_path))
+    for one in (trained, trained, OTHERS[other](trained)):
         STAGES[stage](work, one)
-    first, again, changed = places
+    first, again, changed = paths
     assert first == again
     assert first != changed
 
 
-def test_other_options_and_other_images_are_other_cuts(places: list[str], tmp_path: Path) -> None:
-    work, subject = Work(tmp_path), toy(Work(tmp_path))
-    told: list[tuple[dict[str, Any], int]] = [
-        ({"layers": ["conv1"], "eps": {"conv1": (-0.01, 0.01)}}, 500),
-        ({"layers": ["conv1"], "eps": {"conv1": (-0.05, 0.05)}}, 500),
-        ({"layers": ["conv1"], "eps": {"conv1": (-0.01, 0.01)}}, 25),
+def test_other_options_and_other_images_are_other_stages(paths: list[str], tmp_path: Path) -> None:
+    work, trained = Work(tmp_path), toy(Work(tmp_path))
+    weak, strong = (EntropicPenalty(eps_w=-eps, eps_l2=eps) for eps in (0.01, 0.05))
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"include": ["conv1"], "budget": weak}, 500),
+        ({"include": ["conv1"], "budget": strong}, 500),
+        ({"include": ["conv1"], "budget": weak}, 25),
+        ({"include": ["conv1"], "budget": weak, "reconstruction": None}, 500),
         *(
-            ({"layers": ["conv1"], "scores": Ranking(name, subject, ("conv1",))}, 500)
+            ({"include": ["conv1"], "selector": CriterionScores(name, trained, ("conv1",))}, 500)
             for name in ("L1 norm", "torch-pruning's LAMP")
         ),
     ]
-    kept = [cut_row(work, subject, ROW, "cut", options, images)[1] for options, images in told]
-    assert len(set(places)) == len(set(kept)) == len(told)
+    kept = [prune_row(work, trained, ROW, "p", options, images)[1] for options, images in cases]
+    assert len(set(paths)) == len(set(kept)) == len(cases)
 
 
-def test_another_start_and_another_recipe_are_other_lessons(
-    places: list[str], tmp_path: Path
+def test_another_start_and_another_configuration_are_other_trainings(
+    paths: list[str], tmp_path: Path
 ) -> None:
-    subject = toy(Work(tmp_path))
-    lessons = Lessons(Work(tmp_path), subject)
-    for model, recipe in itertools.product(
-        (START, nudged(START)), (subject.training, subject.fine_tuning)
+    trained = toy(Work(tmp_path))
+    training = Training(Work(tmp_path), trained)
+    for model, config in itertools.product(
+        (START, perturb(START)), (trained.training, trained.fine_tuning)
     ):
-        lessons.after("lesson", model, recipe, (1, 2))
-    assert len(set(places)) == len(places) == 8
+        training.accuracies("tune", model, config, (1, 2))
+    assert len(set(paths)) == len(paths) == 8
 
 
 @pytest.fixture
-def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainingConfig, nn.Module]]:
-    """Return what is taught to which networks; to learn is to have 7 for every weight."""
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainingConfig, nn.Module]]:
+    """Return the trainings of networks; a training sets every weight to 7."""
     seen: list[tuple[TrainingConfig, nn.Module]] = []
 
-    def trained(
-        _: Work, name: str, model: nn.Module, task: TrainingTask, recipe: TrainingConfig
+    def train(
+        _: Work, name: str, model: nn.Module, task: TrainingTask, config: TrainingConfig
     ) -> nn.Module:
-        seen.append((recipe, model))
-        learned = copy.deepcopy(model)
+        seen.append((config, model))
+        result = copy.deepcopy(model)
         with torch.no_grad():
-            for parameter in learned.parameters():
+            for parameter in result.parameters():
                 parameter.fill_(7)
-        return learned
+        return result
 
-    monkeypatch.setattr(Work, "trained", trained)
+    monkeypatch.setattr(Work, "train", train)
     return seen
 
 
-def test_fine_tuning_starts_at_the_cut_and_scratch_at_new_weights_of_its_widths(
-    lessons: list[tuple[TrainingConfig, nn.Module]], tmp_path: Path
+def test_fine_tuning_starts_at_the_pruned_network_and_scratch_at_new_weights(
+    trainings: list[tuple[TrainingConfig, nn.Module]], tmp_path: Path
 ) -> None:
-    subject = replace(toy(Work(tmp_path)), seed=3)
-    measure_row(Work(tmp_path), subject, ROW, "widths", (1,), (2,))
-    (place,) = tmp_path.glob("LeNet*/")
-    cut = entrim.load(subject.model, place)
-    assert cut.get_parameter("conv1.weight").shape == (8, 6, 5, 5)
-    (tuning, tuned), (training, new) = lessons
-    assert tuning == subject.fine_tuning(1, 3)
-    assert training == subject.training(2, 3)
-    assert weights(tuned) == weights(cut)
-    assert weights(new) == weights(fresh(cut, 3)) != weights(cut)
+    trained = replace(toy(Work(tmp_path)), seed=3)
+    measure_row(Work(tmp_path), trained, ROW, "widths", (1,), (2,))
+    (path,) = tmp_path.glob("LeNet*/")
+    pruned = entrim.load(trained.model, path)
+    assert pruned.get_parameter("conv1.weight").shape == (8, 6, 5, 5)
+    (tuning, tuned), (training, new) = trainings
+    assert tuning == trained.fine_tuning(1, 3)
+    assert training == trained.training(2, 3)
+    assert weights(tuned) == weights(pruned)
+    assert weights(new) == weights(reinitialize(pruned, 3)) != weights(pruned)
 
 
 def weights(model: nn.Module) -> str:
-    return fingerprint_of(model)
+    return model_fingerprint(model)
 
 
 def test_every_network_is_attacked_in_its_own_column(
-    lessons: list[tuple[TrainingConfig, nn.Module]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainings: list[tuple[TrainingConfig, nn.Module]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def recognised(model: nn.Module, *_: object) -> float:
+    def accuracy(model: nn.Module, *_: object) -> float:
         weight = model.get_parameter("conv1.weight")
         return len(weight) + 100.0 * bool((weight == 7).all())
 
-    monkeypatch.setattr(robustness, "right_under", recognised)
+    monkeypatch.setattr(robustness, "accuracy_under", accuracy)
     monkeypatch.setitem(robustness.STRENGTHS, "LeNet", (0.1,))
     toys = replace(ROBUSTNESS, panels=(on_toys("E2", epochs=3),))
     for line in toys.run(Work(tmp_path), Options()).lines:
@@ -162,7 +166,7 @@ def test_every_network_is_attacked_in_its_own_column(
             "cut by entrim": [4.0],
             "cut by entrim, fine tuned": [104.0],
         }
-    assert [recipe for recipe, _ in lessons] == [toy(Work(tmp_path)).fine_tuning(3, 0)] * 2
+    assert [config for config, _ in trainings] == [toy(Work(tmp_path)).fine_tuning(3, 0)] * 2
 
 
 @pytest.mark.parametrize("stops", [(1,), (3,), (5,), (1, 2, 4)])
@@ -170,9 +174,9 @@ def test_a_training_that_was_interrupted_ends_in_the_same_bits(
     stops: tuple[int, ...], tmp_path: Path
 ) -> None:
     some = toy(Work(tmp_path))
-    subject = replace(some, lesson=some.lesson[:260], augment=SHIFTED_AND_FLIPPED)
-    told = ("lesson", subject.model, subject.task(), subject.fine_tuning(2, 0))
-    whole = Work(tmp_path / "whole").trained(*told)
+    trained = replace(some, train_set=some.train_set[:260], augment=SHIFT_AND_FLIP)
+    arguments = ("train", trained.model, trained.task(), trained.fine_tuning(2, 0))
+    whole = Work(tmp_path / "whole").train(*arguments)
     done: list[int] = []
 
     def count(step: ProgressEvent) -> None:
@@ -183,7 +187,7 @@ def test_a_training_that_was_interrupted_ends_in_the_same_bits(
     work = Work(tmp_path / "stopped", count)
     for _ in stops:
         with pytest.raises(KeyboardInterrupt):
-            work.trained(*told)
-    resumed = work.trained(*told)
+            work.train(*arguments)
+    resumed = work.train(*arguments)
     assert done == list(range(1, 7))
-    assert weights(resumed) == weights(whole) != weights(subject.model)
+    assert weights(resumed) == weights(whole) != weights(trained.model)

@@ -1,4 +1,4 @@
-"""What the paper leaves open: criteria of others, numbers of images, attacks."""
+"""Studies beyond the paper: criteria of others, numbers of images, attacks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,32 +9,31 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.records import ProgressEvent
-from entrim.surgery.trace import trace
+from entrim import ProgressEvent, trace
 from experiments.__main__ import main
 from experiments.normalization import Normalization
 from experiments.paper import robustness
 from experiments.paper.criteria import CRITERIA, NoCriterionError
-from experiments.paper.panels import Panel, lenet
+from experiments.paper.panels import Panel, lenet_panel
 from experiments.paper.published import tables
 from experiments.paper.report import NOT_RUN
 from experiments.paper.reproduce import Options
-from experiments.paper.robustness import ROBUSTNESS, FromPixels, right_under
-from experiments.paper.rows import halved
+from experiments.paper.robustness import ROBUSTNESS, FromPixels, accuracy_under
+from experiments.paper.rows import half_row
 from experiments.paper.studies import STUDIES, Study
 from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import pictures, toy
 
 
 def on_toys(*rows: str, epochs: int = 0) -> Panel:
-    return replace(lenet(*rows, epochs=epochs), subject=toy)
+    return replace(lenet_panel(*rows, epochs=epochs), load=toy)
 
 
 def study(name: str, variants: list[str], panel: Panel) -> Study:
-    whole = STUDIES[name]
-    some = tuple(variant for variant in whole.variants if variant.name in variants)
+    complete = STUDIES[name]
+    some = tuple(variant for variant in complete.variants if variant.name in variants)
     assert len(some) == len(variants)
-    return replace(whole, panels=(panel,), variants=some)
+    return replace(complete, panels=(panel,), variants=some)
 
 
 def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) -> None:
@@ -43,8 +42,8 @@ def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) ->
     report = greedy.run(work, Options())
     ours, *others = report.lines
     assert (ours.row, list(ours.ours)) == ("greedy, rebuilt", ["E1", "E2"])
-    assert [one["cut"]["widths"]["conv1"] for one in report.measured] == [8, 4]
-    assert [one["baseline"] - one["cut"]["accuracy"] for one in report.measured] == [
+    assert [one["pruned"]["widths"]["conv1"] for one in report.measured] == [8, 4]
+    assert [one["baseline"] - one["pruned"]["accuracy"] for one in report.measured] == [
         value for values in ours.ours.values() for value in values
     ]
     assert {line.paper.printed for line in others} >= {"93.94%", "57.89%", "94.61%"}
@@ -67,12 +66,12 @@ def test_old_weights_stay_and_are_fine_tuned_alike(tmp_path: Path) -> None:
     old, rebuilt = report.measured
     assert set(old["tuned"]) == {1}
     assert "tuned" not in rebuilt
-    subject = toy(Work(tmp_path))
-    kept = subject.model.get_parameter("conv1.weight").abs().flatten(1).sum(1).topk(4).indices
+    trained = toy(Work(tmp_path))
+    kept = trained.model.get_parameter("conv1.weight").abs().flatten(1).sum(1).topk(4).indices
     (place,) = (p for p in tmp_path.iterdir() if p.is_dir() and "old-weights" in p.name)
     assert torch.equal(
-        entrim.load(subject.model, place).get_parameter("conv1.weight"),
-        subject.model.get_parameter("conv1.weight")[kept.sort().values],
+        entrim.load(trained.model, place).get_parameter("conv1.weight"),
+        trained.model.get_parameter("conv1.weight")[kept.sort().values],
     )
     assert [line.quantity for line in report.lines[:3]] == [
         "drop, raw", "drop, fine tuned 1 epoch", "drop, raw",
@@ -84,7 +83,7 @@ def test_more_images_than_there_are_are_not_run(tmp_path: Path) -> None:
     assert line.cells()[3:] == [NOT_RUN, ""]
 
 
-def test_another_number_of_images_is_another_cut(tmp_path: Path) -> None:
+def test_another_number_of_images_is_another_stage(tmp_path: Path) -> None:
     few = study("images", ["25 images", "50 images"], on_toys("E1"))
     assert len(few.run(Work(tmp_path), Options()).measured) == 2
     first, second = (
@@ -96,18 +95,18 @@ def test_another_number_of_images_is_another_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(CRITERIA))
 def test_a_criterion_ranks_every_channel(name: str, tmp_path: Path) -> None:
-    subject = toy(Work(tmp_path))
+    trained = toy(Work(tmp_path))
     if name == "BatchNorm scale":
         with pytest.raises(NoCriterionError, match="no BatchNorm"):
-            CRITERIA[name](subject, ["conv1"])
+            CRITERIA[name](trained, ["conv1"])
         return
-    before = [p.clone() for p in subject.model.parameters()]
-    scores = CRITERIA[name](subject, ["conv1", "fc1"])
+    before = [p.clone() for p in trained.model.parameters()]
+    scores = CRITERIA[name](trained, ["conv1", "fc1"])
     assert {layer: tuple(found.shape) for layer, found in scores.items()} == {
         "conv1": (16,), "fc1": (120,),
     }  # fmt: skip
     assert all(bool((found >= 0).all()) and len(found.unique()) > 8 for found in scores.values())
-    for was, parameter in zip(before, subject.model.parameters(), strict=True):
+    for was, parameter in zip(before, trained.model.parameters(), strict=True):
         assert torch.equal(was, parameter)
         assert parameter.grad is None
 
@@ -119,15 +118,15 @@ def test_the_batchnorm_scale_is_that_of_the_next_batchnorm(tmp_path: Path) -> No
     )
     scale = net.get_parameter("1.weight")
     nn.init.uniform_(scale, -1, 1)
-    subject = replace(toy(Work(tmp_path)), model=net.eval())
-    found = CRITERIA["BatchNorm scale"](subject, ["0"])["0"]
+    trained = replace(toy(Work(tmp_path)), model=net.eval())
+    found = CRITERIA["BatchNorm scale"](trained, ["0"])["0"]
     assert torch.equal(found.argsort(), scale.abs().argsort())
 
 
-def test_the_halved_row_names_groups_of_one_maker_and_one_reader() -> None:
+def test_the_half_row_names_groups_of_one_producer_and_one_consumer() -> None:
     from experiments.models import ZOO
 
-    row = halved("ResNet-20")
+    row = half_row("ResNet-20")
     graph = trace(ZOO["ResNet-20"].model(), ZOO["ResNet-20"].images(2))
     channels = {group.name: group.channels for group in graph.groups}
     assert row.widths == {name: channels[name] // 2 for name in row.eps}
@@ -135,7 +134,7 @@ def test_the_halved_row_names_groups_of_one_maker_and_one_reader() -> None:
 
 
 class Brightness(nn.Module):
-    """Says 1 where the mean pixel is above a half, else 0; its gradient is known."""
+    """Predicts 1 if the mean pixel is above a half, else 0; its gradient is known."""
 
     def forward(self, x: Tensor) -> Tensor:
         bright = x.flatten(1).mean(1) - 0.5
@@ -152,42 +151,42 @@ def test_an_attack_moves_every_pixel_by_its_strength_and_no_further(attack: str)
     for strength in (0.0, 0.1, 0.3):
         far = (images[:, 0, 0, 0] / 255 - 0.5).abs() > strength
         wanted = 100 * float(far.float().mean())
-        found = right_under(Brightness().eval(), plain, data, attack, strength, seed=0)
+        found = accuracy_under(Brightness().eval(), plain, data, attack, strength, seed=0)
         assert found == pytest.approx(wanted, abs=2.6)
 
 
 def test_pixels_are_normalized_as_the_network_wants_them() -> None:
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8, generator=g)
-    for how in (
+    for normalization in (
         Normalization((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
         Normalization((100.0, 110.0, 120.0), (1.0, 1.0, 1.0), scale=1.0, bgr=True),
     ):
-        found = FromPixels(nn.Identity(), how)(images / 255)
-        torch.testing.assert_close(found, how(images), rtol=1e-5, atol=1e-4)
+        found = FromPixels(nn.Identity(), normalization)(images / 255)
+        torch.testing.assert_close(found, normalization(images), rtol=1e-5, atol=1e-4)
 
 
 def test_attacks_leave_numpys_random_numbers_and_the_network_alone() -> None:
-    subject = toy(Work(Path("unused")))
+    trained = toy(Work(Path("unused")))
     data = pictures(10, 4)
-    before = {k: v.clone() for k, v in subject.model.state_dict().items()}
+    before = {k: v.clone() for k, v in trained.model.state_dict().items()}
     np.random.seed(3)  # noqa: NPY002
     wanted = np.random.random()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
-    first = right_under(subject.model, subject.how, data, "PGD", 0.1, seed=0)
+    first = accuracy_under(trained.model, trained.normalization, data, "PGD", 0.1, seed=0)
     assert np.random.random() == wanted  # noqa: NPY002
-    assert right_under(subject.model, subject.how, data, "PGD", 0.1, seed=0) == first
-    for name, tensor in subject.model.state_dict().items():
+    assert accuracy_under(trained.model, trained.normalization, data, "PGD", 0.1, seed=0) == first
+    for name, tensor in trained.model.state_dict().items():
         assert torch.equal(before[name], tensor)
 
 
 def test_robustness_is_a_table_by_attack_and_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(robustness, "ATTACKED", 20)
+    monkeypatch.setattr(robustness, "IMAGES", 20)
     monkeypatch.setitem(robustness.STRENGTHS, "LeNet", (0.1,))
     toys = replace(ROBUSTNESS, panels=(on_toys("E2", epochs=1),))
-    assert "2 cuts" in toys.plan(Options())
+    assert "2 prunings" in toys.plan(Options())
     empty = toys.run(Work(tmp_path, only_finished=True), Options())
     assert {cell for line in empty.lines for cell in line.cells()[3:]} == {NOT_RUN, ""}
     report = toys.run(Work(tmp_path), Options())
@@ -217,25 +216,25 @@ def test_a_network_whose_weights_are_missing_does_not_keep_others_from_being_run
 
 
 def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> None:
-    subject = toy(Work(tmp_path))
-    recipe = subject.fine_tuning(2, 0)
+    trained = toy(Work(tmp_path))
+    config = trained.fine_tuning(2, 0)
 
     def stop(step: ProgressEvent) -> None:
         raise KeyboardInterrupt
 
     for work in (Work(tmp_path, stop), Work(tmp_path, only_finished=True)):
         with pytest.raises((KeyboardInterrupt, NotFinishedError)):
-            work.trained("lesson", subject.model, subject.task(), recipe)
-    done = Work(tmp_path).trained("lesson", subject.model, subject.task(), recipe)
-    again = Work(tmp_path, stop, only_finished=True).trained(
-        "lesson", subject.model, subject.task(), recipe
+            work.train("train", trained.model, trained.task(), config)
+    done = Work(tmp_path).train("train", trained.model, trained.task(), config)
+    again = Work(tmp_path, stop, only_finished=True).train(
+        "train", trained.model, trained.task(), config
     )
     for one, other in zip(done.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
         assert one.is_contiguous()
 
 
-def test_the_comparison_cuts_the_networks_that_others_published_on() -> None:
+def test_the_comparison_prunes_the_networks_that_others_published_on() -> None:
     rows = {row.name: row for panel in STUDIES["comparison"].panels for row in panel.rows}
     assert [*rows][-2:] == ["VGG-16, conv_all+fc", "ResNet18, conv_all"]
     assert list(rows["ResNet18, conv_all"].widths.values()) == [122, 92, 228, 94, 110, 23]

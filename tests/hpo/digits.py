@@ -1,4 +1,4 @@
-"""The digits, a small network that has learned them, and searches in it."""
+"""The digits, a small network trained on them, and searches with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,14 +14,14 @@ import entrim
 
 @cache
 def digits() -> tuple[Tensor, Tensor]:
-    """Return the images that scikit-learn ships, and their classes."""
+    """Return the images of scikit-learn, and their classes."""
     pixels, classes = load_digits(return_X_y=True)
     return torch.as_tensor(pixels).float().view(-1, 1, 8, 8) / 16, torch.as_tensor(classes)
 
 
 @cache
 def trained() -> nn.Sequential:
-    """Return a small network that has learned the first 1,000 digits."""
+    """Return a small network trained on the first 1,000 digits."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
@@ -48,16 +48,18 @@ def accuracy(model: nn.Module) -> float:
     return float((model(x[1000:1400]).argmax(1) == y[1000:1400]).double().mean())
 
 
-def searched(score: Callable[[nn.Module], float] = accuracy, **options: Any) -> entrim.SearchResult:
+def run_search(
+    score: Callable[[nn.Module], float] = accuracy, **options: Any
+) -> entrim.SearchResult:
     return entrim.search(trained(), digits()[0][:200], score, **{"trials": 6, **options})
 
 
 @cache
-def usual() -> entrim.SearchResult:
-    """Return a search of twelve trials, all scored, at the ranges that it has by default."""
-    return searched(trials=12, prune=None)
+def default_search() -> entrim.SearchResult:
+    """Return a search of twelve trials, all scored, with the default ranges."""
+    return run_search(trials=12, early_stop=None)
 
 
-def plain(found: entrim.SearchResult) -> list[entrim.Trial]:
+def without_times(found: entrim.SearchResult) -> list[entrim.Trial]:
     """Return the trials without their times."""
     return [replace(trial, seconds=0.0) for trial in found.record.trials]

@@ -1,4 +1,4 @@
-"""Corners of sparsify: flags among the inputs, dead layers, shared tensors, little memory."""
+"""Special cases of sparsify: flags among the inputs, dead layers, shared tensors, low memory."""
 
 from typing import Any
 
@@ -10,14 +10,15 @@ from torch.nn import functional as F
 import entrim
 from entrim.calibration.collect import ChannelStats
 from entrim.errors import CalibrationWarning, NothingCutWarning
+from tests.callbacks import Recorder
 from tests.pipeline.networks import chain, images, residual, settled
 
 X = images(96, 3, 8, 8)
 
 
-def gap(found: Tensor, wanted: Tensor) -> float:
+def relative_error(found: Tensor, expected: Tensor) -> float:
     """Return the mean squared error relative to the variance."""
-    return float(((found - wanted).detach().square().mean() / wanted.detach().var()).item())
+    return float(((found - expected).detach().square().mean() / expected.detach().var()).item())
 
 
 class Flagged(nn.Module):
@@ -34,77 +35,81 @@ class Flagged(nn.Module):
 
 
 @pytest.mark.parametrize("fixed", [{"doubled": True}, {"power": 3.0}, {"doubled": None}])
-def test_flags_and_numbers_beside_the_images_are_handed_over(fixed: dict[str, Any]) -> None:
+def test_flags_and_numbers_beside_the_images_are_passed_on(fixed: dict[str, Any]) -> None:
     model = Flagged().eval()
-    r = entrim.sparsify(model, {**fixed, "pixels": X}, widths={"one": 5})
-    plain = entrim.sparsify(model, X, widths={"one": 5})
+    r = entrim.sparsify(model, {**fixed, "pixels": X}, entrim.Widths({"one": 5}))
+    plain = entrim.sparsify(model, X, entrim.Widths({"one": 5}))
     assert r.plan.kept == plain.plan.kept
     for name, tensor in plain.plan.weights.items():
         torch.testing.assert_close(r.plan.weights[name], tensor)
 
 
-def test_an_array_is_as_good_as_a_tensor() -> None:
-    one, other = (entrim.sparsify(chain(), x, widths={"0": 6}) for x in (X, X.numpy()))
+def test_an_array_gives_the_same_result_as_a_tensor() -> None:
+    one, other = (entrim.sparsify(chain(), x, entrim.Widths({"0": 6})) for x in (X, X.numpy()))
     assert one.plan.kept == other.plan.kept
     assert other.record.images == 96
 
 
 @pytest.mark.filterwarnings("ignore::entrim.errors.CalibrationWarning")
-def test_nothing_cut_for_want_of_memory_is_said() -> None:
-    with pytest.warns(NothingCutWarning, match="no group was left to choose in"):
-        r = entrim.sparsify(chain(), X, memory_limit=1000)
+def test_a_memory_limit_that_excludes_every_group_is_reported() -> None:
+    with pytest.warns(NothingCutWarning, match="no group was left"):
+        r = entrim.sparsify(chain(), X, calibration=entrim.Calibration(memory_limit=1000))
     assert r.record.after == r.record.before
 
 
-def test_the_eps_that_is_named_is_one_for_a_group_that_fits_into_memory() -> None:
+def test_the_named_penalty_is_for_a_group_that_fits_into_memory() -> None:
+    weak = entrim.EntropicPenalty(eps_w=-1e-12, eps_l2=1e-12)
+    little = entrim.Calibration(memory_limit=50_000)
     with (
         pytest.warns(CalibrationWarning, match="50,000 bytes: 0; raise"),
-        pytest.warns(NothingCutWarning, match="which cuts 7"),
+        pytest.warns(NothingCutWarning, match="which prunes 7"),
     ):
-        entrim.sparsify(chain(), X, -1e-12, 1e-12, memory_limit=50_000)
+        entrim.sparsify(chain(), X, weak, calibration=little)
 
 
-def test_the_paper_preset_says_when_no_group_is_alone() -> None:
-    with pytest.warns(NothingCutWarning, match='leave preset="paper" out'):
-        entrim.sparsify(residual(), X, preset="paper", layers="stem")
+def test_the_paper_preset_warns_when_no_group_has_a_single_consumer() -> None:
+    with pytest.warns(NothingCutWarning, match="single_consumer=False"):
+        entrim.sparsify(residual(), X, **entrim.paper_preset(), include="stem")
 
 
-def test_every_batch_is_told() -> None:
-    steps: list[entrim.ProgressEvent] = []
-    entrim.sparsify(chain(), X, widths={"0": 6}, on_step=steps.append)
-    told = [(step.done, step.total) for step in steps if step.stage == "collect"]
-    assert told == [(1, 2), (2, 2)]
+def test_every_batch_is_reported() -> None:
+    recorder = Recorder()
+    entrim.sparsify(chain(), X, entrim.Widths({"0": 6}), callbacks=[recorder])
+    steps = [(event.done, event.total) for event in recorder.in_stage("collect")]
+    assert steps == [(1, 2), (2, 2)]
 
 
 def test_batches_are_counted_over_all_passes() -> None:
-    steps: list[entrim.ProgressEvent] = []
-    entrim.sparsify(chain(), X, widths={"*": 6}, memory_limit=100_000, on_step=steps.append)
-    told = [(step.done, step.total) for step in steps if step.stage == "collect"]
-    assert told == [(done, 4) for done in range(1, 5)]
+    recorder, little = Recorder(), entrim.Calibration(memory_limit=100_000)
+    entrim.sparsify(chain(), X, entrim.Widths(6), calibration=little, callbacks=[recorder])
+    steps = [(event.done, event.total) for event in recorder.in_stage("collect")]
+    assert steps == [(done, 4) for done in range(1, 5)]
 
 
-def test_a_rounded_width_without_refit_has_the_weights_solved_at_that_width() -> None:
+def test_a_rounded_width_has_the_weights_of_the_solution_at_that_width() -> None:
     model = chain()
-    options: dict[str, Any] = {"preset": "paper", "layers": "0"}
-    free = entrim.sparsify(model, X, -3e-3, 3e-3, **options)
+    free = entrim.sparsify(model, X, **entrim.paper_preset(-3e-3, 3e-3), include="0")
     assert len(free.plan.kept["0"]) not in (4, 8)
-    rounded = entrim.sparsify(model, X, -3e-3, 3e-3, round_to=8, **options)
-    asked = entrim.sparsify(model, X, widths={"0": 8}, **options)
-    assert rounded.plan.kept == asked.plan.kept
-    for name, tensor in asked.plan.weights.items():
+    rounding = entrim.paper_preset(-3e-3, 3e-3, round_to=8)
+    rounded = entrim.sparsify(model, X, **rounding, include="0")
+    solution = entrim.Reconstruction(weights="solution")
+    requested = entrim.sparsify(model, X, entrim.Widths({"0": 8}), reconstruction=solution)
+    assert rounded.plan.kept == requested.plan.kept
+    for name, tensor in requested.plan.weights.items():
         torch.testing.assert_close(rounded.plan.weights[name], tensor)
 
 
-def test_a_dead_group_has_a_round_width_too() -> None:
+def test_the_width_of_a_dead_group_is_rounded_too() -> None:
     model = chain()
     with torch.no_grad():
         model.get_parameter("1.weight").zero_()
         model.get_parameter("1.bias").fill_(-1)
-    r = entrim.sparsify(model, X, -3e-3, 3e-3, layers="0", round_to=4)
+    penalty = entrim.EntropicPenalty(eps_w=-3e-3, eps_l2=3e-3, round_to=4)
+    r = entrim.sparsify(model, X, penalty, include="0")
     assert r.plan.kept["0"] == (0, 1, 2, 3)
 
 
-def test_a_reader_that_sees_only_zeros_has_no_say_in_the_maximum() -> None:
+def test_a_consumer_whose_inputs_are_zero_does_not_influence_the_maximum() -> None:
     class HalfDead(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -117,16 +122,23 @@ def test_a_reader_that_sees_only_zeros_has_no_say_in_the_maximum() -> None:
             return self.live(y) + self.dead((y - 2).relu())
 
     model = HalfDead().eval()
-    every: list[dict[str, Any]] = [{"widths": {"one": 4}}, {"eps_w": -1e-4, "eps_l2": 1e-4}]
-    for options in every:
+    for by_width in (True, False):
         one, other = (
-            entrim.sparsify(model, X, coupling=coupling, **options) for coupling in ("joint", "max")
+            entrim.sparsify(
+                model,
+                X,
+                entrim.Widths({"one": 4}),
+                selector=entrim.EntropicSelector(coupling=coupling),
+            )
+            if by_width
+            else entrim.sparsify(model, X, entrim.EntropicPenalty(coupling=coupling))
+            for coupling in ("joint", "max")
         )
         assert len(one.plan.kept["one"]) > 1
         assert one.plan.kept == other.plan.kept
 
 
-def test_a_batchnorm_of_two_calls_is_not_given_the_statistics_of_the_last() -> None:
+def test_a_batchnorm_with_two_calls_keeps_its_own_statistics() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -140,12 +152,13 @@ def test_a_batchnorm_of_two_calls_is_not_given_the_statistics_of_the_last() -> N
             return self.head(self.norm(self.three(x)).relu().mean((2, 3)))
 
     model = settled(Shared())
-    r = entrim.sparsify(model, X, widths={"one": 5}, batchnorm="reestimate")
-    assert gap(r.model(X), model(X)) < 0.1
+    reestimate = entrim.Reconstruction(batchnorm="reestimate")
+    r = entrim.sparsify(model, X, entrim.Widths({"one": 5}), reconstruction=reestimate)
+    assert relative_error(r.model(X), model(X)) < 0.1
 
 
-def test_only_a_sum_is_corrected_for_its_other_term() -> None:
-    """In addmm(skip, x, W) the layer that makes x is not added to the skip path, W x is."""
+def test_only_a_term_of_a_sum_is_corrected_for_the_other_term() -> None:
+    """In addmm(skip, x, W) the layer that computes x is not added to the skip path, W x is."""
 
     class Product(nn.Module):
         def __init__(self) -> None:
@@ -160,13 +173,19 @@ def test_only_a_sum_is_corrected_for_its_other_term() -> None:
 
     model, x = Product().eval(), torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
     one, other = (
-        entrim.sparsify(model, x, widths={"one": 6}, correct=correct) for correct in (False, True)
+        entrim.sparsify(
+            model,
+            x,
+            entrim.Widths({"one": 6}),
+            reconstruction=entrim.Reconstruction(residual_correction=corrected),
+        )
+        for corrected in (False, True)
     )
     for name, tensor in one.plan.weights.items():
         assert torch.equal(other.plan.weights[name], tensor)
 
 
-def test_a_weight_called_in_two_ways_leaves_its_channels_whole() -> None:
+def test_the_inputs_of_a_weight_that_is_called_in_two_ways_are_not_pruned() -> None:
     class Dilated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -180,16 +199,16 @@ def test_a_weight_called_in_two_ways_leaves_its_channels_whole() -> None:
             return self.head((self.two(x) + wide).relu().mean((2, 3)))
 
     model = Dilated().eval()
-    r = entrim.sparsify(model, images(100, 3, 8, 8), widths={"*": 0.5})
+    r = entrim.sparsify(model, images(100, 3, 8, 8), entrim.Widths(0.5))
     assert set(r.plan.kept) == {"two"}
-    assert r.record.settings["mode"] == "sequential"
+    assert r.record.settings["reconstruction"]["order"] is None
 
 
-def test_a_tally_of_batches_has_the_moments_of_all() -> None:
+def test_the_statistics_of_batches_are_those_of_all_images() -> None:
     x = torch.randn(40, 5, 3) * 2 + 7
-    tally = ChannelStats()
+    stats = ChannelStats()
     for part in x.split(11):
-        tally.add(part)
+        stats.add(part)
     flat = x.double().movedim(1, 0).flatten(1)
-    torch.testing.assert_close(tally.mean, flat.mean(1))
-    torch.testing.assert_close(tally.variance, flat.var(1, correction=0))
+    torch.testing.assert_close(stats.mean, flat.mean(1))
+    torch.testing.assert_close(stats.variance, flat.var(1, correction=0))

@@ -1,4 +1,4 @@
-"""A saved run comes back whole: network, plan, record, original."""
+"""A saved run is loaded completely: network, plan, record, original."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ X = images(60, 3, 8, 8)
 
 @pytest.fixture(scope="module")
 def small() -> entrim.SparsifyResult:
-    return entrim.sparsify(chain(0), X, widths={"*": 0.5}, selector="greedy")
+    return entrim.sparsify(chain(0), X, entrim.Widths(0.5), selector="greedy")
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -25,9 +25,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
     return all(m == n and torch.equal(s, t) for (m, s), (n, t) in pairs)
 
 
-def test_a_run_comes_back_and_is_saved_as_it_was(
-    small: entrim.SparsifyResult, tmp_path: Path
-) -> None:
+def test_a_loaded_run_is_saved_as_it_was(small: entrim.SparsifyResult, tmp_path: Path) -> None:
     small.save(tmp_path / "a")
     back = entrim.SparsifyResult.load(chain(0), tmp_path / "a")
     assert same(back.model, small.model)
@@ -38,21 +36,19 @@ def test_a_run_comes_back_and_is_saved_as_it_was(
     assert read_manifest(tmp_path / "a") == read_manifest(tmp_path / "b")
 
 
-def test_the_plan_that_comes_back_makes_the_network(
-    small: entrim.SparsifyResult, tmp_path: Path
-) -> None:
+def test_the_loaded_plan_produces_the_network(small: entrim.SparsifyResult, tmp_path: Path) -> None:
     small.save(tmp_path)
     plan = entrim.SparsifyResult.load(chain(0), tmp_path).plan
     assert set(plan.weights) == set(small.model.state_dict())
     assert same(entrim.apply_plan(chain(7), plan, X[:4]), small.model)
 
 
-def test_shared_tensors_and_buffers_outside_the_state_dict_have_their_place_in_the_plan(
+def test_shared_tensors_and_buffers_outside_the_state_dict_are_in_the_plan(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
     model, x = Tied().eval(), torch.randn(50, 4)
-    small = entrim.sparsify(model, x, widths={"a": 3})
+    small = entrim.sparsify(model, x, entrim.Widths({"a": 3}))
     small.save(tmp_path)
     again = entrim.apply_plan(model, entrim.SparsifyResult.load(model, tmp_path).plan, x[:4])
     assert isinstance(again, Tied)
@@ -60,13 +56,13 @@ def test_shared_tensors_and_buffers_outside_the_state_dict_have_their_place_in_t
     assert everything(again) == everything(small.model)
 
 
-def test_what_was_distilled_comes_back_with_what_was_done(
+def test_a_distilled_network_is_loaded_with_its_training_record(
     small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     small.save(tmp_path / "a")
-    options = {"epochs": 1, "shift": 0.0}
-    one = entrim.distill(entrim.SparsifyResult.load(chain(0), tmp_path / "a"), X, **options)
-    assert same(one.model, entrim.distill(small, X, **options).model)
+    config = entrim.Distillation(epochs=1, shift=0.0)
+    one = entrim.distill(entrim.SparsifyResult.load(chain(0), tmp_path / "a"), X, config)
+    assert same(one.model, entrim.distill(small, X, config).model)
     one.save(tmp_path / "b")
     back = entrim.SparsifyResult.load(chain(0), tmp_path / "b")
     assert back.record.distilled == one.record.distilled
@@ -77,12 +73,14 @@ def test_an_original_with_other_weights_is_refused(
     small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     small.save(tmp_path)
-    with pytest.raises(LoadError, match="cut from a Sequential with other weights: give"):
+    with pytest.raises(LoadError, match="pruned from a Sequential with other weights: load"):
         entrim.SparsifyResult.load(chain(1), tmp_path)
     assert same(entrim.load(chain(1), tmp_path), small.model)  # the network alone needs no weights
 
 
-def test_a_network_without_a_record_is_no_run(small: entrim.SparsifyResult, tmp_path: Path) -> None:
+def test_a_network_without_a_record_is_not_a_run(
+    small: entrim.SparsifyResult, tmp_path: Path
+) -> None:
     entrim.save(small.model, small.plan, tmp_path)
     with pytest.raises(LoadError, match="without the record of a run: save what sparsify returned"):
         entrim.SparsifyResult.load(chain(0), tmp_path)

@@ -1,7 +1,7 @@
-"""A run that is interrupted goes on after what is finished, and ends with the same bits."""
+"""An interrupted run continues after its finished units, and computes the same result."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,37 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim import budgeting, deciding, pipeline
-from entrim.allocation import sensitivity as sensing
-from entrim.calibration import collect as capture
+from entrim import pipeline
+from entrim.allocation.sensitivity import SensitivityAnalyzer
+from entrim.calibration import collect
 from entrim.errors import BudgetError, CheckpointError, OtherRunError, SaveError
-from entrim.reconstruction import layer as refitting
-from entrim.reconstruction import sequential as rebuild
+from entrim.reconstruction import layer, sequential
+from entrim.selection import elimination
 from entrim.storage.checkpoint import CheckpointStore
+from tests.callbacks import Recorder, StopAt, StopError
 
-WAYS: dict[str, dict[str, Any]] = {
+INDEPENDENT = entrim.Reconstruction(order="independent")
+PENALTY = entrim.EntropicPenalty(eps_w=-1e-3, eps_l2=1e-3)
+RUNS: dict[str, dict[str, Any]] = {
     "budget": {"budget": entrim.Budget(macs=0.5)},
     "error": {"budget": entrim.Budget(max_error=0.2), "selector": "random"},
     "knee": {},
-    "eps": {"eps_w": -1e-3, "eps_l2": 1e-3, "resamples": 2, "positions": 2},
-    "widths": {"widths": {"*": 0.5}, "mode": "independent", "selector": "random"},
-    "paper": {"preset": "paper", "eps_w": -1e-2, "eps_l2": 1e-2},
+    "penalty": {
+        "budget": PENALTY,
+        "calibration": entrim.Calibration(n_bootstrap=2, n_positions=2),
+    },
+    "widths": {
+        "budget": entrim.Widths(0.5),
+        "reconstruction": INDEPENDENT,
+        "selector": "random",
+    },
+    "paper": entrim.paper_preset(-1e-2, 1e-2),
 }
-
-
-class StopError(Exception):
-    """What a callback raises to interrupt a run."""
 
 
 @cache
 def network(seed: int = 0) -> nn.Sequential:
-    """Return a network of which two channels are nearly copies of others."""
+    """Return a network with two channels that are nearly copies of others."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         nn.Conv2d(2, 6, 2), nn.ReLU(), nn.Conv2d(6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)
@@ -50,136 +56,140 @@ def network(seed: int = 0) -> nn.Sequential:
 @pytest.fixture(autouse=True)
 def _exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export each network once: that takes most of the time, and is not what is tested here."""
-    for place, name in ((pipeline, "trace"), (deciding, "programs")):
-        monkeypatch.setattr(place, name, partial(known, getattr(place, name)))
+    for module, name in ((pipeline, "trace"), (collect, "programs")):
+        monkeypatch.setattr(module, name, partial(call_once, getattr(module, name)))
 
 
-EXPORTED: dict[Any, Any] = {}
+EXPORTED: dict[str, Any] = {}
 
 
-def known(real: Callable[..., Any], model: nn.Module, shown: Any) -> Any:
-    key = (real.__name__, id(model), [tuple(part.shape) for part in shown])
-    if str(key) not in EXPORTED:
-        EXPORTED[str(key)] = real(model, shown)
-    return EXPORTED[str(key)]
+def call_once(function: Callable[..., Any], model: nn.Module, inputs: Any) -> Any:
+    key = str((function.__name__, id(model), [tuple(part.shape) for part in inputs]))
+    if key not in EXPORTED:
+        EXPORTED[key] = function(model, inputs)
+    return EXPORTED[key]
 
 
 def images(seed: int = 0) -> Tensor:
     return torch.randn(150, 2, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def run(journal: Path | None, on_step: Any = None, **how: Any) -> entrim.SparsifyResult:
-    drawn = torch.Generator().manual_seed(1)
-    given = {"model": network(), "images": images(), "generator": drawn, **how}
-    return entrim.sparsify(**given, on_step=on_step, journal=journal)
+def run(
+    folder: Path | None = None, callback: entrim.Callback | None = None, **options: Any
+) -> entrim.SparsifyResult:
+    arguments = {"model": network(), "images": images(), "seed": 1, **options}
+    callbacks = None if callback is None else [callback]
+    return entrim.sparsify(**arguments, callbacks=callbacks, checkpoint_dir=folder)
 
 
-def stop_from(
-    steps: dict[tuple[str, str], int], number: int
-) -> Callable[[entrim.ProgressEvent], None]:
-    """Return a callback that raises at step `number` of a whole run, or at the next there is."""
+def stop_from(numbers: dict[tuple[str, str], int], first: int) -> StopAt:
+    """Return a callback that ends a run at step `first` of a complete one, or at a later one."""
+    return StopAt(lambda event: numbers.get((event.stage, event.name), -1) >= first)
 
-    def on_step(step: entrim.ProgressEvent) -> None:
-        if steps.get((step.stage, step.name), -1) >= number:
-            raise StopError
 
-    return on_step
+def stop_run(folder: Path, stage: str, done: int, **options: Any) -> list[Path]:
+    """Stop a run at step `done` of a stage, and return the files of its finished units."""
+    with pytest.raises(StopError):
+        run(folder, StopAt(lambda event: (event.stage, event.done) == (stage, done)), **options)
+    return units_in(folder)
+
+
+def units_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
 
 
 def assert_same(one: entrim.SparsifyResult, other: entrim.SparsifyResult) -> None:
-    mine, its = one.model.state_dict(), other.model.state_dict()
-    assert list(mine) == list(its)
-    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    first, second = one.model.state_dict(), other.model.state_dict()
+    assert list(first) == list(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
     assert one.plan.kept == other.plan.kept
     for part in ("groups", "layers", "tradeoff", "proof", "notes"):
         assert getattr(one.record, part) == getattr(other.record, part)
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how often the work of a unit is done."""
-    calls: Counter[str] = Counter()
-    work = [
-        (deciding, "choose"),
-        (budgeting, "order_of_loss"),
-        (sensing.SensitivityAnalyzer, "_moved"),
+    found: Counter[str] = Counter()
+    work: list[tuple[Any, str]] = [
+        (pipeline, "select_channels"),
+        (elimination, "elimination_order"),
+        (SensitivityAnalyzer, "_change"),
+        (sequential, "solve_layer"),
+        (layer, "solve_layer"),
     ]
-    work += [(rebuild, "solved"), (refitting, "solved")]
     for place, name in work:
-        count(monkeypatch, calls, place, name)
-    return calls
+        count_calls(monkeypatch, found, place, name)
+    return found
 
 
-def count(patch: pytest.MonkeyPatch, calls: Counter[str], place: Any, name: str) -> None:
-    real = getattr(place, name)
+def count_calls(
+    monkeypatch: pytest.MonkeyPatch, counts: Counter[str], place: Any, name: str
+) -> None:
+    original = getattr(place, name)
 
     def counting(*args: Any, **kwargs: Any) -> Any:
-        calls[f"{place.__name__}.{name}"] += 1
-        return real(*args, **kwargs)
+        counts[f"{place.__name__}.{name}"] += 1
+        return original(*args, **kwargs)
 
-    patch.setattr(place, name, counting)
+    monkeypatch.setattr(place, name, counting)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_stopped_at_every_step_in_turn_ends_with_the_same_bits(
-    tmp_path: Path, way: str, counted: Counter[str]
+RANKED = "entrim.selection.elimination.elimination_order"
+MEASURED = "SensitivityAnalyzer._change"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_is_stopped_at_every_step_computes_the_same_result(
+    tmp_path: Path, name: str, counts: Counter[str]
 ) -> None:
-    steps: list[entrim.ProgressEvent] = []
-    whole = run(None, steps.append, **WAYS[way])
-    once, place = dict(counted), tmp_path / "journal"
-    numbers = {(step.stage, step.name): number for number, step in enumerate(steps)}
-    counted.clear()
-    for number in range(len(steps)):
+    options, folder, complete = RUNS[name], tmp_path / "checkpoints", Recorder()
+    expected = run(None, complete, **options)
+    once = dict(counts)
+    numbers = {(event.stage, event.name): n for n, event in enumerate(complete.events)}
+    counts.clear()
+    for first in range(len(complete.events)):
         with pytest.raises(StopError):
-            run(place, stop_from(numbers, number), **WAYS[way])
-    told: list[entrim.ProgressEvent] = []
-    assert_same(run(place, told.append, **WAYS[way]), whole)
-    if way != "error":  # what a trial was stopped in is tried again
-        assert dict(counted) == once
-    assert not place.exists()
-    stages = {step.stage for step in told}
-    assert "resume" in stages
-    assert "collect" not in stages
-    units = [s for s in told if s.stage == "choose" or (s.stage == "rebuild" and s.settled)]
-    assert all("taken from" in step.detail for step in units)
-
-
-def stopped_at(place: Path, stage: str, number: int, **how: Any) -> list[Path]:
-    """Leave a journal behind that was stopped at step `number` of a stage; return its units."""
-
-    def on_step(step: entrim.ProgressEvent) -> None:
-        if (step.stage, step.done) == (stage, number):
-            raise StopError
-
-    with pytest.raises(StopError):
-        run(place, on_step, **how)
-    return sorted(place.glob("*.safetensors"))
+            run(folder, stop_from(numbers, first), **options)
+    last = Recorder()
+    assert_same(run(folder, last, **options), expected)
+    if name != "error":  # a point whose evaluation was stopped is evaluated again
+        assert dict(counts) == once
+    assert not folder.exists()
+    assert "resume" in last.stages
+    assert "collect" not in last.stages
+    decisions = last.in_stage("select")
+    decisions += [event for event in last.in_stage("reconstruct") if event.is_final]
+    assert decisions
+    assert all(event.detail.endswith("restored") for event in decisions)
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the layers whose moments are collected, a list for each time."""
-    seen: list[list[str]] = []
-    real = capture.capture
+    """Return the layers whose statistics are collected, one list for each collection."""
+    found: list[list[str]] = []
+    original = collect.capture
 
-    def watched(task: Any, readers: Any, *rest: Any) -> None:
-        if readers:
-            seen.append([reader.site.layer for reader in readers])
-        real(task, readers, *rest)
+    def capture(task: Any, consumers: Sequence[Any], *rest: Any) -> None:
+        if consumers:
+            found.append([consumer.spec.layer for consumer in consumers])
+        original(task, consumers, *rest)
 
-    monkeypatch.setattr(deciding, "capture", watched)
-    return seen
+    monkeypatch.setattr(collect, "capture", capture)
+    return found
 
 
-def test_only_what_is_not_finished_is_collected(tmp_path: Path, collected: list[list[str]]) -> None:
-    place, how = tmp_path / "journal", WAYS["eps"] | {"resamples": 0}
-    stopped_at(place, "choose", 1, **how)
-    run(place, **how)
+def test_only_unfinished_groups_are_collected_again(
+    tmp_path: Path, collected: list[list[str]]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    stop_run(folder, "select", 1, budget=PENALTY)
+    run(folder, budget=PENALTY)
     assert collected == [["2", "5"], ["5"]]
 
 
-class Meeting(nn.Module):
-    """Two layers that a third one reads, one of them read by a fourth too."""
+class Branches(nn.Module):
+    """Two layers that a third one consumes, one of them consumed by a fourth too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,115 +202,205 @@ class Meeting(nn.Module):
         return self.both(torch.cat([a, b], 1)) + self.one(b)
 
 
-def test_a_refit_collects_its_own_layers_only(collected: list[list[str]]) -> None:
-    run(None, model=Meeting().eval(), widths={"a": 3}, mode="independent")
+def test_only_layers_that_are_refitted_are_collected(collected: list[list[str]]) -> None:
+    run(model=Branches().eval(), budget=entrim.Widths({"a": 3}), reconstruction=INDEPENDENT)
     assert collected == [["both"]]
 
 
-def test_what_is_drawn_does_not_depend_on_how_much_is_collected_at_once() -> None:
-    steps: list[entrim.ProgressEvent] = []
-    passes = run(None, steps.append, **WAYS["eps"], memory_limit=6_000)
-    assert_same(passes, run(None, **WAYS["eps"]))
-    assert {step.total for step in steps if step.stage == "collect"} == {6}
-    other = run(None, **WAYS["eps"], generator=torch.Generator().manual_seed(2))
-    assert passes.record.groups != other.record.groups
+def test_random_positions_do_not_depend_on_the_number_of_passes() -> None:
+    options, recorder = RUNS["penalty"], Recorder()
+    little = entrim.Calibration(n_bootstrap=2, n_positions=2, memory_limit=6_000)
+    passes = run(None, recorder, **{**options, "calibration": little})
+    assert_same(passes, run(**options))
+    assert {event.total for event in recorder.in_stage("collect")} == {6}
+    assert passes.record.groups != run(**options, seed=2).record.groups
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "swap"])
-def test_a_damaged_unit_is_found_again(tmp_path: Path, harm: str) -> None:
-    place, how = tmp_path / "journal", WAYS["budget"]
-    whole = run(None, **how)
-    units = stopped_at(place, "rebuild", 1, **how)
+@pytest.mark.parametrize("damage_name", ["flip", "cut", "empty", "swap"])
+def test_a_damaged_unit_is_computed_again(tmp_path: Path, damage_name: str) -> None:
+    folder, options = tmp_path / "checkpoints", RUNS["budget"]
+    expected = run(**options)
+    units = stop_run(folder, "reconstruct", 1, **options)
     assert len(units) == 5
     contents = [unit.read_bytes() for unit in units]
-    for unit, content, next_ in zip(units, contents, [*contents[1:], b""], strict=True):
+    for unit, content, following in zip(units, contents, [*contents[1:], b""], strict=True):
         flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-        unit.write_bytes({"flip": flipped, "cut": content[:-5], "empty": b"", "swap": next_}[harm])
-    told: list[entrim.ProgressEvent] = []
-    assert_same(run(place, told.append, **how), whole)
-    assert not any("taken from" in step.detail for step in told)
+        damaged = {"flip": flipped, "cut": content[:-5], "empty": b"", "swap": following}
+        unit.write_bytes(damaged[damage_name])
+    recorder = Recorder()
+    assert_same(run(folder, recorder, **options), expected)
+    assert not any(
+        "restored" in event.detail for event in recorder.events if event.stage != "resume"
+    )
 
 
-def test_without_its_head_a_journal_is_still_trusted_by_unit(tmp_path: Path) -> None:
-    place, how = tmp_path / "journal", WAYS["widths"]
-    stopped_at(place, "choose", 2, **how)
-    (place / "run.json").write_text("{")
-    other = {**how, "widths": {"*": 0.7}}
-    assert_same(run(place, **other), run(None, **other))
+def test_without_its_description_a_run_is_still_recognized_by_its_units(tmp_path: Path) -> None:
+    folder, options = tmp_path / "checkpoints", RUNS["widths"]
+    stop_run(folder, "select", 2, **options)
+    (folder / "run.json").write_text("{")
+    other = {**options, "seed": 2}
+    assert_same(run(folder, **other), run(**other))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         ({"model": network(1)}, "network"),
         ({"images": images(1)}, "images"),
         ({"images": images()[:100]}, "images"),
-        ({"widths": {"*": 0.6}}, "settings"),
-        ({"generator": torch.Generator().manual_seed(2)}, "seed"),
-        ({"example": images()[:3]}, "images"),
+        ({"example_inputs": images()[:3]}, "images"),
+        ({"selector": "magnitude"}, "settings, seed"),
+        ({"reconstruction": entrim.Reconstruction()}, "settings"),
+        ({"exclude": "0"}, "settings"),
+        ({"calibration": entrim.Calibration(n_positions=2)}, "settings"),
+        ({"seed": 2}, "seed"),
     ],
 )
-def test_another_run_is_refused_and_the_journal_is_left(
-    tmp_path: Path, change: dict[str, Any], said: str
+def test_another_run_is_refused_and_leaves_the_folder_as_it_is(
+    tmp_path: Path, change: dict[str, Any], difference: str
 ) -> None:
-    place, how = tmp_path / "journal", WAYS["widths"]
-    units = stopped_at(place, "choose", 2, **how)
-    with pytest.raises(OtherRunError, match=rf"another run \({said} differ\): go on as in"):
-        run(place, **{**how, **change})
-    assert sorted(file for file in place.iterdir() if file in units) == units
-    assert_same(run(place, **how), run(None, **how))
+    folder, options = tmp_path / "checkpoints", RUNS["widths"]
+    units = stop_run(folder, "select", 2, **options)
+    with pytest.raises(OtherRunError, match=rf"another run \({difference} differ\)"):
+        run(folder, **{**options, **change})
+    assert units_in(folder) == units
+    assert_same(run(folder, **options), run(**options))
+
+
+def test_another_budget_continues_with_the_rankings_and_divergences(
+    tmp_path: Path, counts: Counter[str]
+) -> None:
+    folder, other = tmp_path / "checkpoints", entrim.Budget(params=0.4)
+    stop_run(folder, "reconstruct", 1, **RUNS["budget"])
+    assert counts[RANKED] == 2
+    assert counts[MEASURED] > 0
+    counts.clear()
+    recorder = Recorder()
+    found = run(folder, recorder, budget=other)
+    assert counts[RANKED] == counts[MEASURED] == 0
+    assert all(event.detail.endswith("restored") for event in recorder.in_stage("sensitivity"))
+    assert not any(event.detail.endswith("restored") for event in recorder.in_stage("reconstruct"))
+    assert not folder.exists()
+    assert_same(found, run(budget=other))
+
+
+@pytest.mark.parametrize("other", [entrim.Widths(0.7), entrim.Budget(params=0.6), PENALTY, None])
+def test_another_target_never_takes_the_selection_of_the_first(
+    tmp_path: Path, other: entrim.Widths | entrim.Budget | entrim.EntropicPenalty | None
+) -> None:
+    folder = tmp_path / "checkpoints"
+    stop_run(folder, "reconstruct", 2, budget=entrim.Widths(0.5))
+    assert_same(run(folder, budget=other), run(budget=other))
+
+
+def test_a_pruner_that_fails_at_its_second_target_keeps_the_units_of_both(
+    tmp_path: Path, counts: Counter[str]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    targets = entrim.Budget(params=0.7), entrim.Budget(params=0.4)
+    reconstructed: list[str] = []
+
+    def is_second(event: entrim.ProgressEvent) -> bool:
+        if event.stage == "reconstruct":
+            reconstructed.append(event.name)
+        return reconstructed.count("5") == 2
+
+    def prune_all(*callbacks: entrim.Callback) -> list[entrim.SparsifyResult]:
+        with entrim.Pruner(
+            network(), images(), callbacks=callbacks, checkpoint_dir=folder
+        ) as pruner:
+            found = [pruner.prune(target) for target in targets]
+            assert folder.exists()
+            return found
+
+    with pytest.raises(StopError):
+        prune_all(StopAt(is_second))
+    assert units_in(folder)
+    expected = [run(budget=target, seed=0) for target in targets]
+    counts.clear()
+    found = prune_all()
+    assert not counts
+    assert not folder.exists()
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
+
+
+class Unnamed:
+    """A selector without a representation of its own."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def select(self, statistics: entrim.GroupStatistics, k: int) -> list[int]:
+        return [(self.first + n) % statistics.channels for n in range(k)]
+
+
+def distance(outputs: Tensor, reference: Tensor) -> Tensor:
+    return (outputs - reference).abs().sum(1)
+
+
+def test_selectors_and_functions_of_the_user_are_recognized_when_they_are_created_again(
+    tmp_path: Path,
+) -> None:
+    folder, target = tmp_path / "checkpoints", entrim.Widths(0.5)
+    calibration = entrim.Calibration(sensitivity=distance)
+    stop_run(folder, "select", 2, budget=target, selector=Unnamed(), calibration=calibration)
+    with pytest.raises(OtherRunError, match="settings differ"):
+        run(folder, budget=target, selector=Unnamed(1), calibration=calibration)
+    recorder = Recorder()
+    run(folder, recorder, budget=target, selector=Unnamed(), calibration=calibration)
+    assert all(event.detail.endswith("restored") for event in recorder.in_stage("select"))
 
 
 def test_another_version_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, how = tmp_path / "journal", WAYS["widths"]
-    stopped_at(place, "choose", 2, **how)
-    monkeypatch.setattr("entrim.recording.version", lambda name: f"{name} 0")
+    folder, options = tmp_path / "checkpoints", RUNS["widths"]
+    stop_run(folder, "select", 2, **options)
+    monkeypatch.setattr(pipeline, "version", lambda name: f"{name} 0")
     with pytest.raises(OtherRunError, match="versions differ"):
-        run(place, **how)
+        run(folder, **options)
 
 
 def test_the_same_images_in_batches_are_the_same_run(tmp_path: Path) -> None:
-    place, how = tmp_path / "journal", WAYS["widths"]
-    stopped_at(place, "choose", 2, **how)
-    told: list[entrim.ProgressEvent] = []
+    folder, options = tmp_path / "checkpoints", RUNS["widths"]
+    stop_run(folder, "select", 2, **options)
+    recorder = Recorder()
     batches = [(part, torch.zeros(len(part))) for part in images().split(40)]
-    assert_same(run(place, told.append, images=batches, **how), run(None, **how))
-    assert "resume" in [step.stage for step in told]
+    assert_same(run(folder, recorder, images=batches, **options), run(**options))
+    assert "resume" in recorder.stages
 
 
-def test_a_refused_run_and_one_that_finished_nothing_leave_no_journal(tmp_path: Path) -> None:
-    place = tmp_path / "journal"
+def test_a_refused_run_and_a_run_without_finished_units_leave_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
     with pytest.raises(BudgetError):
-        run(place, budget=entrim.Budget(params=3))
-    assert not place.exists()
-    units = stopped_at(place, "collect", 1, **WAYS["eps"])
-    assert not units
-    assert not place.exists()
+        run(folder, budget=entrim.Budget(params=3))
+    assert not folder.exists()
+    assert not stop_run(folder, "collect", 1, **RUNS["penalty"])
+    assert not folder.exists()
 
 
-def test_a_folder_of_something_else_is_refused_untouched(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_not_modified(tmp_path: Path) -> None:
     (tmp_path / "holiday.txt").write_text("sun")
     for place in (tmp_path, tmp_path / "holiday.txt"):
-        with pytest.raises(CheckpointError, match="something else than a journal"):
+        with pytest.raises(CheckpointError, match="choose a folder that does not exist yet"):
             run(place)
     assert [entry.name for entry in tmp_path.iterdir()] == ["holiday.txt"]
 
 
-def test_a_journal_serves_one_run_at_a_time(tmp_path: Path) -> None:
-    journal = CheckpointStore(folder=tmp_path / "journal")
-    with journal.open({"who": "me"}), pytest.raises(CheckpointError, match="another process"):
-        run(tmp_path / "journal")
+def test_a_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
+    store = CheckpointStore(folder=tmp_path / "checkpoints")
+    with store.open({"who": "me"}), pytest.raises(CheckpointError, match="another process"):
+        run(tmp_path / "checkpoints")
 
 
-def test_a_journal_that_cannot_be_written_says_so(
+def test_a_folder_that_cannot_be_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Mock(side_effect=OSError(28, "No space left on device"))
-    place, how, whole = tmp_path / "journal", WAYS["widths"], run(None, **WAYS["widths"])
-    units = stopped_at(place, "choose", 1, **how)
+    folder, options, expected = tmp_path / "checkpoints", RUNS["widths"], run(**RUNS["widths"])
+    units = stop_run(folder, "select", 1, **options)
     with monkeypatch.context() as patch:
         patch.setattr("entrim.storage.checkpoint.atomic.write", full)
         with pytest.raises(SaveError, match=r"No space left.*make room"):
-            run(place, **how)
-    assert sorted(place.glob("*.safetensors")) == units
-    assert_same(run(place, **how), whole)
+            run(folder, **options)
+    assert units_in(folder) == units
+    assert_same(run(folder, **options), expected)

@@ -58,7 +58,7 @@ class SequenceFirst(nn.Module):
     ids=["video", "sequence"],
 )
 class TestBatchInAnotherDimension:
-    def test_macs_of_the_formula_are_those_measured(
+    def test_predicted_macs_equal_the_measured_ones(
         self, network: Callable[[], nn.Module], shape: tuple[int, ...]
     ) -> None:
         model, example = network().eval(), torch.randn(3, *shape)
@@ -73,14 +73,14 @@ class TestBatchInAnotherDimension:
         assert costs.at(widths)["macs"] == pytest.approx(measured)
 
     @pytest.mark.parametrize("share", BUDGETS)
-    def test_a_budget_is_kept_and_used(
+    def test_a_budget_is_met_and_used(
         self, network: Callable[[], nn.Module], shape: tuple[int, ...], share: float
     ) -> None:
         model, images = network().eval(), torch.randn(90, *shape)
-        record = entrim.sparsify(model, images, budget=entrim.Budget(macs=share)).record
+        record = entrim.sparsify(model, images, entrim.Budget(macs=share)).record
         assert 0.85 * share < record.after.macs / record.before.macs <= share
-        foreseen = next(point for point in record.tradeoff if point.selected)
-        assert foreseen.macs == pytest.approx(record.after.macs, abs=1)
+        predicted = next(point for point in record.tradeoff if point.selected)
+        assert predicted.macs == pytest.approx(record.after.macs, abs=1)
 
 
 class TestOutputsOfAnotherShape:
@@ -91,28 +91,29 @@ class TestOutputsOfAnotherShape:
 
         model = Net(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
         images = torch.randn(101, 7, 6)  # two batches of 50 and 51
-        result = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
+        result = entrim.sparsify(model, images, entrim.Budget(params=0.5))
         with torch.no_grad():
             y, y0 = result.model(images), model(images)
         error = float((y - y0).square().sum() / (y0 - y0.mean(1, keepdim=True)).square().sum())
         assert result.record.error == pytest.approx(error, rel=1e-4)
         assert 0 < error < 1
 
-    def test_distillation_learns_outputs_with_the_sequence_first(self) -> None:
+    def test_outputs_with_the_sequence_first_can_be_distilled(self) -> None:
         class Net(nn.Sequential):
             def forward(self, input: Tensor) -> Tensor:  # noqa: A002
                 return super().forward(input.transpose(0, 1))
 
         model = Net(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
         images = torch.randn(120, 7, 6)
-        small = entrim.sparsify(model, images, widths={"*": 0.25})
-        better = entrim.distill(small, images, epochs=3, shift=0.0, batch=16)
+        small = entrim.sparsify(model, images, entrim.Widths(0.25))
+        config = entrim.Distillation(epochs=3, shift=0.0, batch_size=16)
+        better = entrim.distill(small, images, config)
         done = better.record.distilled
         assert done is not None
         assert done.after < done.before
 
 
-def least_error(model: nn.Module, small: nn.Module, images: Tensor) -> float:
+def relative_error(model: nn.Module, small: nn.Module, images: Tensor) -> float:
     """Return the squared error of `small`, relative to the variance of `model`'s outputs."""
     with torch.no_grad():
         y, y0 = small(images.clone()), model(images.clone())
@@ -139,17 +140,19 @@ class PositionNorm(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::entrim.errors.CalibrationWarning")
 @pytest.mark.parametrize("length", [16, 5], ids=["as long as the channels", "of another length"])
-def test_an_intercept_never_goes_to_a_norm_over_another_axis(length: int) -> None:
+def test_an_intercept_is_not_added_to_a_norm_over_another_axis(length: int) -> None:
     model = PositionNorm(length, bias=False).eval()
     images = torch.randn(200, length, 8)
     graph = entrim.trace(model, images[:4])
     assert {site.layer: site.intercept_target for site in graph.consumers}["b"] is None
-    small = entrim.sparsify(model, images, widths={"a": 0.5})
+    small = entrim.sparsify(model, images, entrim.Widths({"a": 0.5}))
     torch.testing.assert_close(small.model.norm.running_mean, model.norm.running_mean)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     twin = PositionNorm(length, bias=True).eval()
     twin.load_state_dict({**model.state_dict(), "b.bias": torch.zeros(16)})
-    other = entrim.sparsify(twin, images, widths={"a": 0.5})
-    assert least_error(model, small.model, images) < 1.5 * least_error(twin, other.model, images)
+    other = entrim.sparsify(twin, images, entrim.Widths({"a": 0.5}))
+    assert relative_error(model, small.model, images) < 1.5 * relative_error(
+        twin, other.model, images
+    )
 
 
 class InPlace(nn.Module):
@@ -168,18 +171,18 @@ class InPlace(nn.Module):
 
 class TestInPlaceInputs:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_images_stay_and_figures_are_true(self, dtype: torch.dtype) -> None:
+    def test_images_are_not_modified_and_the_error_is_exact(self, dtype: torch.dtype) -> None:
         model, images = InPlace().eval().to(dtype), torch.rand(120, 3, 8, 8, dtype=dtype)
         before = images.clone()
-        result = entrim.sparsify(model, images, budget=entrim.Budget(macs=0.5))
+        result = entrim.sparsify(model, images, entrim.Budget(macs=0.5))
         assert torch.equal(images, before)
         assert result.record.error == pytest.approx(
-            least_error(model, result.model, images), rel=1e-3
+            relative_error(model, result.model, images), rel=1e-3
         )
-        entrim.distill(result, images, epochs=1)
+        entrim.distill(result, images, entrim.Distillation(epochs=1))
         assert torch.equal(images, before)
 
-    def test_measure_leaves_the_example(self) -> None:
+    def test_measure_does_not_modify_the_example(self) -> None:
         example = torch.rand(2, 3, 8, 8)
         before = example.clone()
         entrim.measure(InPlace(), example, repeats=2)
@@ -203,11 +206,11 @@ class Aliased(nn.Module):
 
 
 @pytest.mark.parametrize("groups", [1, 16], ids=["dense", "depthwise"])
-def test_a_module_with_two_names_is_reduced_once(groups: int, tmp_path: Path) -> None:
+def test_a_module_with_two_names_is_pruned_once(groups: int, tmp_path: Path) -> None:
     model, images = Aliased(groups).eval(), torch.randn(80, 3, 8, 8)
     graph = entrim.trace(model, images[:4])
     assert not any("not used" in frozen.reason for frozen in graph.frozen)
-    result = entrim.sparsify(model, images, widths={"*": 0.5})
+    result = entrim.sparsify(model, images, entrim.Widths(0.5))
     small = result.model
     assert isinstance(small, Aliased)
     assert small.stages[0] is small.a
@@ -235,12 +238,11 @@ class Counting(nn.Module):
         return self.head(F.relu(self.a(x)))
 
 
-def test_a_buffer_written_in_forward_is_no_output() -> None:
+def test_a_buffer_written_in_forward_is_not_an_output() -> None:
     model, images = Counting().eval(), 4 * torch.randn(200, 8)
     plain = nn.Sequential(copy.deepcopy(model.a), nn.ReLU(), copy.deepcopy(model.head)).eval()
     counted, known = (
-        entrim.sparsify(net, images, budget=entrim.Budget(params=0.5)).record
-        for net in (model, plain)
+        entrim.sparsify(net, images, entrim.Budget(params=0.5)).record for net in (model, plain)
     )
     assert [point.divergence for point in counted.tradeoff] == pytest.approx(
         [point.divergence for point in known.tradeoff]
@@ -263,14 +265,14 @@ class Spectral(nn.Module):
         return self.head(F.relu(self.b(mixed.real + mixed.imag)))
 
 
-def test_complex_weights_are_frozen_by_name() -> None:
+def test_layers_with_complex_weights_are_not_pruned_and_named() -> None:
     model, images = Spectral().eval(), torch.randn(150, 8)
     graph = entrim.trace(model, images[:4])
     reasons = {frozen.layer: frozen.reason for frozen in graph.frozen}
     assert "complex weights" in reasons["mix"]
     assert "complex weights" in reasons["a"]
     with pytest.warns(NothingCutWarning):
-        result = entrim.sparsify(model, images, widths={"*": 1.0})
+        result = entrim.sparsify(model, images, entrim.Widths(1.0))
     assert result.record.error == pytest.approx(0, abs=1e-9)
 
 
@@ -285,7 +287,7 @@ def test_complex_outputs_are_compared_with_their_imaginary_part() -> None:
             return torch.complex(torch.zeros_like(y), y)
 
     model, images = Net().eval(), torch.randn(150, 8)
-    result = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
+    result = entrim.sparsify(model, images, entrim.Budget(params=0.5))
     with torch.no_grad():
         y, y0 = (net(images).imag for net in (result.model, model))
     error = float((y - y0).square().sum() / (y0 - y0.mean(0)).square().sum())
@@ -307,7 +309,7 @@ class TestKeywordInputs:
             {"pixelValues": torch.randn(50, 8), "X": torch.randn(50, 8), "scale": 0.5}
             for _ in range(3)
         ]
-        result = entrim.sparsify(model, images, budget=entrim.Budget(params=0.6))
+        result = entrim.sparsify(model, images, entrim.Budget(params=0.6))
         assert len(result.plan.kept["a"]) < 16
         assert result.record.error is not None
 
@@ -337,20 +339,19 @@ class FunctionalNorm(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::entrim.errors.CalibrationWarning")
 @pytest.mark.parametrize("batchnorm", ["keep", "reestimate"])
-def test_functional_norms_may_name_their_statistics_as_they_like(batchnorm: str) -> None:
+def test_statistics_of_functional_norms_may_have_any_name(batchnorm: str) -> None:
     model, images = FunctionalNorm().eval(), torch.randn(150, 3, 8, 8)
-    result = entrim.sparsify(model, images, widths={"*": 0.5}, batchnorm=batchnorm)
+    widths, reconstruction = entrim.Widths(0.5), entrim.Reconstruction(batchnorm=batchnorm)
+    result = entrim.sparsify(model, images, widths, reconstruction=reconstruction)
     assert isinstance(result.model, FunctionalNorm)
     assert result.model.mean.shape == (6,)
     assert not torch.isin(result.model.mean, model.mean).any()  # the intercept went there
-    random = entrim.sparsify(
-        model, images, widths={"*": 0.5}, selector="random", mode="independent", refit=False
-    )
-    assert least_error(model, result.model, images) < least_error(model, random.model, images)
+    random = entrim.sparsify(model, images, widths, selector="random", reconstruction=None)
+    assert relative_error(model, result.model, images) < relative_error(model, random.model, images)
 
 
 @pytest.mark.filterwarnings("ignore::entrim.errors.CalibrationWarning")
-def test_a_linear_may_read_a_vector() -> None:
+def test_the_input_of_a_linear_layer_may_be_a_vector() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -362,9 +363,9 @@ def test_a_linear_may_read_a_vector() -> None:
             return self.head(F.relu(self.a(x) * self.gate(F.relu(self.embed(self.style)))))
 
     model, images = Net().eval(), torch.randn(150, 8)
-    result = entrim.sparsify(model, images, widths={"*": 0.5})
+    result = entrim.sparsify(model, images, entrim.Widths(0.5))
     assert result.model.embed.out_features == 8  # pyright: ignore[reportAttributeAccessIssue]
-    assert least_error(model, result.model, images) < 1
+    assert relative_error(model, result.model, images) < 1
 
 
 @pytest.mark.filterwarnings("ignore::entrim.errors.CalibrationWarning")
@@ -381,8 +382,9 @@ def test_a_convolution_may_be_called_without_a_batch() -> None:
             return self.head(F.relu(self.a(x) * gate))
 
     model, images = Net().eval(), torch.randn(150, 8)
-    for positions in (None, 3):
-        result = entrim.sparsify(model, images, widths={"*": 0.5}, positions=positions)
+    for n_positions in (None, 3):
+        calibration = entrim.Calibration(n_positions=n_positions)
+        result = entrim.sparsify(model, images, entrim.Widths(0.5), calibration=calibration)
         assert result.model.embed.out_channels == 8  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -396,9 +398,9 @@ class TestHooks:
         model[0].register_forward_hook(lambda _, __, y: calls.append(type(y)))  # pyright: ignore[reportIndexIssue, reportArgumentType]
         model.register_forward_pre_hook(lambda _, x: calls.append(type(x[0])))  # pyright: ignore[reportArgumentType]
         images = torch.randn(120, 8)
-        result = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
+        result = entrim.sparsify(model, images, entrim.Budget(params=0.5))
         assert calls == [Tensor, Tensor]
-        entrim.distill(result, images, epochs=1)
+        entrim.distill(result, images, entrim.Distillation(epochs=1))
         assert len(calls) == 2
         result.model(images)
         assert len(calls) == 4
@@ -408,7 +410,7 @@ class TestHooks:
         with pytest.raises(TraceError, match="forward hook changes"):
             entrim.trace(model, torch.randn(4, 8))
 
-    def test_hooks_of_pytorch_itself_stay_part_of_the_network(self) -> None:
+    def test_hooks_of_pytorch_itself_remain_part_of_the_network(self) -> None:
         model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -416,10 +418,10 @@ class TestHooks:
         with torch.no_grad():
             model.eval()(torch.randn(4, 8))
         images = torch.randn(60, 8)
-        whole = nn.Sequential(model, nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 2)).eval()
-        result = entrim.sparsify(whole, images, widths={"1": 11})
+        network = nn.Sequential(model, nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 2)).eval()
+        result = entrim.sparsify(network, images, entrim.Widths({"1": 11}))
         assert result.record.error == pytest.approx(
-            least_error(whole, result.model, images), rel=1e-3, abs=1e-9
+            relative_error(network, result.model, images), rel=1e-3, abs=1e-9
         )
 
 
@@ -428,18 +430,18 @@ class TestSurroundingContexts:
         with torch.inference_mode():
             model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4)).eval()
             images = torch.randn(120, 8)
-            result = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
-            better = entrim.distill(result, images, epochs=1)
+            result = entrim.sparsify(model, images, entrim.Budget(params=0.5))
+            better = entrim.distill(result, images, entrim.Distillation(epochs=1))
         for small in (result.model, better.model):
             small(torch.randn(4, 8)).sum().backward()
             assert all(parameter.grad is not None for parameter in small.parameters())
 
-    def test_autocast_outside_changes_nothing(self) -> None:
+    def test_autocast_around_the_call_has_no_influence(self) -> None:
         model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4)).eval()
         images = torch.randn(120, 8)
-        plain = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
+        plain = entrim.sparsify(model, images, entrim.Budget(params=0.5))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            mixed = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
+            mixed = entrim.sparsify(model, images, entrim.Budget(params=0.5))
         assert mixed.plan.kept == plain.plan.kept
         for one, other in zip(mixed.model.parameters(), plain.model.parameters(), strict=True):
             torch.testing.assert_close(one, other)
@@ -449,7 +451,7 @@ class TestSurroundingContexts:
     def test_a_wrapped_network_is_unwrapped(self, wrap: Callable[[Any], Any]) -> None:
         model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4)).eval()
         images = torch.randn(120, 8)
-        result = entrim.sparsify(wrap(model), images, widths={"0": 5})
+        result = entrim.sparsify(wrap(model), images, entrim.Widths({"0": 5}))
         assert type(result.model) is nn.Sequential
         assert result.original is model
         assert result.model[0].out_features == 5
@@ -457,7 +459,7 @@ class TestSurroundingContexts:
 
 
 class TestRandomNumbers:
-    def test_dropout_in_eval_mode_leaves_the_random_generator(self) -> None:
+    def test_dropout_in_eval_mode_does_not_change_the_random_state(self) -> None:
         class Net(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -469,14 +471,14 @@ class TestRandomNumbers:
 
         model, images = Net().eval(), torch.randn(120, 8)
         torch.manual_seed(5)
-        wanted = torch.rand(3)
+        expected = torch.rand(3)
         torch.manual_seed(5)
-        first = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
-        assert torch.equal(torch.rand(3), wanted)
-        again = entrim.sparsify(model, images, budget=entrim.Budget(params=0.5))
+        first = entrim.sparsify(model, images, entrim.Budget(params=0.5))
+        assert torch.equal(torch.rand(3), expected)
+        again = entrim.sparsify(model, images, entrim.Budget(params=0.5))
         assert first.plan.kept == again.plan.kept
 
-    def test_a_constant_mask_beside_images_is_fine(self) -> None:
+    def test_a_constant_mask_beside_the_images_is_accepted(self) -> None:
         class Net(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -486,18 +488,18 @@ class TestRandomNumbers:
                 return self.head(F.relu(self.a(x * mask)))
 
         images = [{"x": torch.randn(50, 8), "mask": torch.ones(50, 8)} for _ in range(2)]
-        result = entrim.sparsify(Net().eval(), images, widths={"a": 0.5})
+        result = entrim.sparsify(Net().eval(), images, entrim.Widths({"a": 0.5}))
         assert result.model.a.out_features == 8  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_network_above_its_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_above_its_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def cheaper(self: Costs, widths: Any) -> dict[str, int | float]:
         return {kind: 0.8 * value for kind, value in exact(self, widths).items()}
 
     exact = Costs.at
     model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4)).eval()
     monkeypatch.setattr(Costs, "at", cheaper)
-    with pytest.warns(BudgetWarning, match=r"at most \d+ parameters were asked for"):
-        result = entrim.sparsify(model, torch.randn(90, 8), budget=entrim.Budget(params=150))
+    with pytest.warns(BudgetWarning, match=r"the budget was \d+ parameters"):
+        result = entrim.sparsify(model, torch.randn(90, 8), entrim.Budget(params=150))
     assert result.record.after.params > 150
-    assert any("parameters were asked for" in note for note in result.record.notes)
+    assert any("the budget was" in note for note in result.record.notes)

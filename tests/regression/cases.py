@@ -292,7 +292,7 @@ def spartan_regressor() -> Result:
     model = SPARTAnRegressor(n_boxes=2, n_init=3, random_state=0).fit(x, y)
     numbers = {
         "loss": model.loss_,
-        "certificate": model.certificate_,
+        "certificate": model.optimality_residual_,
         "w": model.w_,
         "coefficients": model.coef_.ravel(),
         "intercepts": model.intercept_.ravel(),
@@ -311,7 +311,7 @@ def spartan_classifier() -> Result:
     model = eSPAClassifier(n_boxes=4, eps_cl=0.1, n_init=3, random_state=0).fit(x, y.astype(int))
     numbers = {
         "loss": model.loss_,
-        "certificate": model.certificate_,
+        "certificate": model.optimality_residual_,
         "w": model.w_,
         "class laws": model.box_proba_.ravel(),
         "centres": digest(model.centers_),

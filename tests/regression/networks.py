@@ -154,23 +154,23 @@ class Branches(nn.Module):
 
 
 def lenet_network() -> nn.Module:
-    return _filled(LeNet(), images(channels=1), seed=1)
+    return _fill(LeNet(), images(channels=1), seed=1)
 
 
 def resnet_network() -> nn.Module:
-    return _filled(ResNet(), images(), seed=2)
+    return _fill(ResNet(), images(), seed=2)
 
 
 def vgg_network() -> nn.Module:
-    return _filled(vgg(), images(), seed=3)
+    return _fill(vgg(), images(), seed=3)
 
 
 def branches_network() -> nn.Module:
-    return _filled(Branches(), images(), seed=4)
+    return _fill(Branches(), images(), seed=4)
 
 
 @torch.no_grad()
-def _filled(model: nn.Module, seen: Tensor, seed: int) -> nn.Module:
+def _fill(model: nn.Module, seen: Tensor, seed: int) -> nn.Module:
     """Return `model` in float64 and eval mode with drawn values, fit to the images `seen`.
 
     Channels get unequal scales: behind a BatchNorm by its weight, elsewhere by the layer's own.

@@ -1,4 +1,4 @@
-"""Runs to report on, saved in folders."""
+"""Saved runs to report on."""
 
 import re
 from collections import OrderedDict
@@ -23,19 +23,20 @@ def images() -> torch.Tensor:
     return torch.randn(200, 12, generator=torch.Generator().manual_seed(1))
 
 
-def by_eps(folder: Path) -> Path:
-    """Save a run with importances, traces and a layer of a hostile name."""
-    entrim.sparsify(network(HOSTILE), images(), -1e-3, 1e-3).save(folder)
+def save_penalty_run(folder: Path) -> Path:
+    """Save a run with importances, traces and a layer with a hostile name."""
+    penalty = entrim.EntropicPenalty(eps_w=-1e-3, eps_l2=1e-3)
+    entrim.sparsify(network(HOSTILE), images(), penalty).save(folder)
     return folder
 
 
-def by_budget(folder: Path) -> Path:
-    """Save a run with a trade-off."""
+def save_budget_run(folder: Path) -> Path:
+    """Save a run with a trade-off curve."""
     budget = entrim.Budget(params=0.5)
-    entrim.sparsify(network(), images(), budget=budget, skip="first").save(folder)
+    entrim.sparsify(network(), images(), budget, exclude="first").save(folder)
     return folder
 
 
-def texts(page: str) -> str:
-    """Return what a reader sees of a page."""
+def visible_text(page: str) -> str:
+    """Return the visible text of a page."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.split("</style>")[1]))

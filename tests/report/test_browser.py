@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from entrim.report.page import write
-from tests.report.runs import HOSTILE, by_budget, by_eps
+from tests.report.runs import HOSTILE, save_budget_run, save_penalty_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(by_eps(tmp_path_factory.mktemp("browser") / "run"))
+    return write(save_penalty_run(tmp_path_factory.mktemp("browser") / "run"))
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -50,8 +50,8 @@ onload = () => {
 </script>"""
 
 
-def on_a_phone(page: Path) -> dict[str, Any]:
-    """Return what a page of 390 pixels shows: its least text, and how much does not fit."""
+def open_on_a_phone(page: Path) -> dict[str, Any]:
+    """Return the smallest text of a page of 390 pixels, and how much does not fit."""
     opened = page.with_name("open.html")
     opened.write_text(page.read_text().replace("<details>", "<details open>"))
     frame = page.with_name("phone.html")
@@ -60,11 +60,9 @@ def on_a_phone(page: Path) -> dict[str, Any]:
     return json.loads(unescape(done.stdout.rpartition("found")[2].partition("end")[0]))
 
 
-def test_on_a_phone_text_can_be_read_and_the_page_does_not_scroll_sideways(
-    page: Path, tmp_path: Path
-) -> None:
-    for one in (page, write(by_budget(tmp_path / "run"))):
-        found = on_a_phone(one)
+def test_report_is_readable_on_a_phone(page: Path, tmp_path: Path) -> None:
+    for one in (page, write(save_budget_run(tmp_path / "run"))):
+        found = open_on_a_phone(one)
         assert found["texts"] > 8
         assert found["least"] >= 11
         assert found["page"] <= 0
@@ -72,7 +70,7 @@ def test_on_a_phone_text_can_be_read_and_the_page_does_not_scroll_sideways(
         assert max(found["captions"]) <= 390
 
 
-def test_nothing_is_complained_about_and_a_hostile_name_stays_text(page: Path) -> None:
+def test_browser_reports_no_errors_and_hostile_names_are_text(page: Path) -> None:
     done = browse(page, "--dump-dom")
     assert "CONSOLE" not in done.stderr
     assert "<img" not in done.stdout
@@ -81,12 +79,12 @@ def test_nothing_is_complained_about_and_a_hostile_name_stays_text(page: Path) -
     assert done.stdout.count("<svg") >= 8
 
 
-def test_the_charts_are_really_drawn(page: Path) -> None:
+def test_charts_are_drawn(page: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
     shot = page.with_name("shot.png")
     browse(page, f"--screenshot={shot}", "--window-size=1200,2000")
     with image.open(shot) as opened:
         pixels = np.asarray(opened.convert("RGB")).reshape(-1, 3).astype(int)
-    # ribbon and bars: what stays is strong, what went is pale; see the colours in style.css
-    for colour, least in (((0x3F, 0x4F, 0xD1), 4_000), ((0xD9, 0xDC, 0xF3), 40_000)):
-        assert int((abs(pixels - colour).max(1) < 6).sum()) > least
+    # ribbon and bars: kept channels are strong, removed ones pale; see the colors in style.css
+    for color, least in (((0x3F, 0x4F, 0xD1), 4_000), ((0xD9, 0xDC, 0xF3), 40_000)):
+        assert int((abs(pixels - color).max(1) < 6).sum()) > least

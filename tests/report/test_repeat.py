@@ -1,4 +1,4 @@
-"""What a report says about repeating its run leads to the same run again."""
+"""The report contains what reproduces its run."""
 
 import json
 from dataclasses import replace
@@ -11,26 +11,54 @@ import torch
 import entrim
 from entrim.records import Record
 from entrim.report import repeat
-from entrim.report.closing import events
+from entrim.report.closing import describe
 from entrim.report.page import html
 from entrim.report.report_data import read
-from tests.report.runs import HOSTILE, by_budget, by_eps, images, network, texts
+from tests.report.runs import (
+    HOSTILE,
+    images,
+    network,
+    save_budget_run,
+    save_penalty_run,
+    visible_text,
+)
 
 
 @pytest.fixture(scope="module")
 def eps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return by_eps(tmp_path_factory.mktemp("again") / "eps")
+    return save_penalty_run(tmp_path_factory.mktemp("again") / "eps")
 
 
-def by_chance(folder: Path) -> Path:
-    generator = torch.Generator().manual_seed(11)
-    options: Any = {"positions": 1, "resamples": 2, "selector": "random", "generator": generator}
-    entrim.sparsify(network(), images(), widths={"*": 0.5}, **options).save(folder)
+def save_random_run(folder: Path) -> Path:
+    calibration = entrim.Calibration(n_positions=1, n_bootstrap=2)
+    options: Any = {"calibration": calibration, "selector": "random", "seed": 11}
+    entrim.sparsify(network(), images(), entrim.Widths(0.5), **options).save(folder)
     return folder
 
 
-def called(record: Record, model: torch.nn.Module) -> entrim.SparsifyResult:
-    """Return what the lines of Python lead to."""
+def save_paper_run(folder: Path) -> Path:
+    entrim.sparsify(network(), images(), **entrim.paper_preset(-1e-2, 1e-3)).save(folder)
+    return folder
+
+
+def save_scores_run(folder: Path) -> Path:
+    scores = entrim.Scores({"first": torch.arange(16.0), "second": torch.arange(24.0)})
+    widths = entrim.Widths({"*": 0.5}, round_to=4)
+    options: Any = {"selector": scores, "reconstruction": None, "exclude": "first"}
+    entrim.sparsify(network(), images(), widths, **options).save(folder)
+    return folder
+
+
+def save_coupling_run(folder: Path) -> Path:
+    selector = entrim.EntropicSelector(coupling="max")
+    reconstruction = entrim.Reconstruction(order="independent", ridge=0.01)
+    options: Any = {"selector": selector, "reconstruction": reconstruction}
+    entrim.sparsify(network(), images(), entrim.Widths(8), **options).save(folder)
+    return folder
+
+
+def run_calls(record: Record, model: torch.nn.Module) -> entrim.SparsifyResult:
+    """Return the result of the lines of Python."""
     scope: dict[str, Any] = {"entrim": entrim, "torch": torch, "model": model, "images": images()}
     lines = repeat.calls(record)
     exec("\n".join(lines), scope)
@@ -38,11 +66,19 @@ def called(record: Record, model: torch.nn.Module) -> entrim.SparsifyResult:
 
 
 @pytest.mark.parametrize(
-    ("make", "name"), [(by_eps, HOSTILE), (by_budget, "second"), (by_chance, "second")]
+    ("make", "name"),
+    [
+        (save_penalty_run, HOSTILE),
+        (save_budget_run, "second"),
+        (save_random_run, "second"),
+        (save_paper_run, "second"),
+        (save_scores_run, "second"),
+        (save_coupling_run, "second"),
+    ],
 )
-def test_what_is_told_can_be_called_again(make: Any, name: str, tmp_path: Path) -> None:
+def test_repeat_snippet_is_executable(make: Any, name: str, tmp_path: Path) -> None:
     first = read(make(tmp_path / "run")).record
-    again = called(first, network(name)).record
+    again = run_calls(first, network(name)).record
     assert [group.kept for group in again.groups] == [group.kept for group in first.groups]
     assert [group.stability for group in again.groups] == [g.stability for g in first.groups]
     assert again.after == first.after
@@ -50,73 +86,69 @@ def test_what_is_told_can_be_called_again(make: Any, name: str, tmp_path: Path) 
     assert entrim.Record.from_json(again.to_json()).settings == first.settings
 
 
-def test_trainings_are_called_again_one_after_the_other() -> None:
+def test_repeat_snippet_contains_all_trainings() -> None:
     model = network()
-    cut = entrim.sparsify(model, images(), widths={"*": 0.5})
-    once = entrim.distill(cut, images(), epochs=1, seed=4)
-    twice = entrim.distill(once, images(), epochs=2, shift=0.0)
+    pruned = entrim.sparsify(model, images(), entrim.Widths(0.5))
+    once = entrim.distill(pruned, images(), entrim.Distillation(epochs=1, seed=4))
+    twice = entrim.distill(once, images(), entrim.Distillation(epochs=2, shift=0.0))
     assert repeat.calls(twice.record)[1:] == [
-        "better = entrim.distill(small, images, epochs=1, seed=4)",
-        "better = entrim.distill(better, images, epochs=2, seed=0, shift=0.0)",
+        "better = entrim.distill(small, images, entrim.Distillation(epochs=1, seed=4))",
+        "better = entrim.distill(better, images, entrim.Distillation(epochs=2, shift=0.0, seed=0))",
     ]
-    again = called(twice.record, model)
+    again = run_calls(twice.record, model)
     for name, tensor in twice.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
 
 
 @pytest.mark.parametrize("commands", [(), (("entrim", "sparsify"),)])
-def test_chance_is_spoken_of_whether_or_not_a_command_is_known(
-    eps: Path, commands: Any, tmp_path: Path
-) -> None:
-    story = replace(read(eps), commands=commands)
-    assert "random numbers none were drawn" in texts(html(story))
-    drawn = replace(read(by_chance(tmp_path / "run")), commands=commands)
-    assert "random numbers from seed 11" in texts(html(drawn))
-    used = replace(drawn, record=replace(drawn.record, seed=None))
-    assert "hand over the same one, in the same state" in texts(html(used))
+def test_seed_is_reported(eps: Path, commands: Any, tmp_path: Path) -> None:
+    data = replace(read(eps), commands=commands)
+    assert "seed no random numbers used" in visible_text(html(data))
+    drawn = replace(read(save_random_run(tmp_path / "run")), commands=commands)
+    assert "seed 11 " in visible_text(html(drawn))
 
 
-def test_what_a_run_depends_on_is_told_as_far_as_it_is_known(eps: Path) -> None:
-    story = read(eps)
-    record = story.record
-    page = texts(html(story))
+def test_environment_is_reported(eps: Path) -> None:
+    data = read(eps)
+    record = data.record
+    page = visible_text(html(data))
     for known in (record.original, record.images_checksum, *record.versions.values()):
         assert str(known) in page
     assert f"threads {record.threads}" in page
     none: dict[str, Any] = dict.fromkeys(("original", "images_checksum", "threads", "date"))
-    bare = texts(html(replace(story, record=replace(record, **none))))
+    bare = visible_text(html(replace(data, record=replace(record, **none))))
     assert "checksum" not in bare
     assert "threads" not in bare
 
 
-def test_settings_are_told_in_words(eps: Path) -> None:
+def test_settings_are_described_in_words(eps: Path) -> None:
     page = html(read(eps))
     assert ">None<" not in page
     assert ">True<" not in page
-    assert events("layers", None) == "all"
-    assert events("positions", None) == "not set"
-    assert events("eps", {"conv*": [-1e-4, 1e-4]}) == "conv* -0.0001, 0.0001"
+    assert describe("n_positions", None) == "not set"
+    assert describe("include", ["*"]) == "*"
+    assert describe("per_group", {"conv*": [-1e-4, 1e-4]}) == "conv* -0.0001, 0.0001"
 
 
-@pytest.mark.parametrize("noted", ["", "[]", '{"command": 3}', '{"command": [3]}'])
-def test_a_command_that_is_not_ours_is_not_told(eps: Path, noted: str) -> None:
-    (eps / "command.json").write_text(noted)
+@pytest.mark.parametrize("content", ["", "[]", '{"command": 3}', '{"command": [3]}'])
+def test_invalid_command_files_are_ignored(eps: Path, content: str) -> None:
+    (eps / "command.json").write_text(content)
     assert read(eps).commands == ()
     assert read(eps).command is None
 
 
 @pytest.mark.parametrize(
-    ("before", "told"),
+    ("before", "count"),
     [(None, 1), (3, 1), ([3], 1), ([["entrim", 3]], 1), ([["entrim", "a"], ["entrim", "b"]], 3)],
 )
-def test_the_commands_before_are_told_first(eps: Path, before: Any, told: int) -> None:
-    noted = {"command": ["entrim", "sparsify", "a b"], "before": before}
-    (eps / "command.json").write_text(json.dumps(noted))
-    story = read(eps)
-    assert len(story.commands) == told
-    assert story.command == ("entrim", "sparsify", "a b")
-    page = html(story).replace("&#x27;", "'")
+def test_earlier_commands_come_first(eps: Path, before: Any, count: int) -> None:
+    content = {"command": ["entrim", "sparsify", "a b"], "before": before}
+    (eps / "command.json").write_text(json.dumps(content))
+    data = read(eps)
+    assert len(data.commands) == count
+    assert data.command == ("entrim", "sparsify", "a b")
+    page = html(data).replace("&#x27;", "'")
     assert page.index("entrim sparsify 'a b'") > page.index("On the command line")
-    if told == 3:
+    if count == 3:
         assert "<code>entrim a</code><code>entrim b</code><code>entrim sparsify" in page
     (eps / "command.json").unlink()

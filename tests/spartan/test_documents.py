@@ -1,4 +1,4 @@
-"""The page of SPARTAn: its example runs, its links lead somewhere, its picture is what is drawn."""
+"""The page of SPARTAn: its example runs, its links exist, its figure is up to date."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "spartan.md"
 
 
-def test_the_example_of_the_page_runs_and_prints_what_it_says():
+def test_the_example_of_the_page_runs_with_the_documented_output():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 1
     run = subprocess.run([sys.executable, "-c", blocks[0]], capture_output=True, text=True)
@@ -17,13 +17,13 @@ def test_the_example_of_the_page_runs_and_prints_what_it_says():
     assert run.stdout.splitlines() == re.findall(r"# -> (.*)", blocks[0])
 
 
-def test_links_of_the_page_lead_somewhere():
+def test_the_links_of_the_page_exist():
     links = re.findall(r"\]\((?!http)([^)#]+)", PAGE.read_text())
     assert "boxes.svg" in links
     assert all((PAGE.parent / link).exists() for link in links), links
 
 
-def test_the_drawn_boxes_are_those_of_the_two_true_features(tmp_path):
+def test_the_figure_shows_the_boxes_of_the_two_true_features(tmp_path):
     drawing = tmp_path / "boxes.svg"
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "boxes.py", drawing], capture_output=True, text=True

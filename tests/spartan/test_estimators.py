@@ -1,4 +1,4 @@
-"""What users of scikit-learn expect of an estimator, and what these promise beyond it."""
+"""The estimators follow scikit-learn, and find sparse piecewise linear models."""
 
 import pickle
 import subprocess
@@ -35,11 +35,11 @@ from experiments.benchmarks.piecewise import TRUE, piecewise
     ]
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_scikit_learn_finds_nothing_to_complain_about(estimator: Any, check: Callable[[Any], None]):
+def test_the_checks_of_scikit_learn_pass(estimator: Any, check: Callable[[Any], None]):
     check(estimator)
 
 
-def fresh(estimator: Any) -> Any:
+def unfitted(estimator: Any) -> Any:
     """Return an unfitted copy."""
     return clone(estimator)
 
@@ -50,7 +50,7 @@ def support(selector: Any) -> list[int]:
 
 
 def names_out(transformer: Any, names: list[str] | None = None) -> list[str]:
-    """Return the names of the features that a fitted transformer hands on."""
+    """Return the names of the features that a fitted transformer returns."""
     return list(transformer.get_feature_names_out(names))
 
 
@@ -67,7 +67,7 @@ def test_a_bend_is_found_with_its_feature_and_its_slopes():
     assert sorted(model.coef_[:, 7].round(1)) == [-1, 1]
     assert model.score(*bent(1)) > 0.95
     assert model.status_.startswith("converged")
-    assert model.certificate_ <= 1e-3
+    assert model.optimality_residual_ <= 1e-3
     assert (np.diff(model.trace_) <= 0).all()
     assert model.loss_ == model.trace_[-1]
     assert len(model.trace_) == model.n_iter_ + 1
@@ -94,14 +94,14 @@ def test_a_maximum_entropy_w_uses_every_feature():
 
 
 @pytest.mark.parametrize("eps_w", [-0.02, 0.05])
-def test_neither_the_order_of_rows_nor_writing_one_twice_matters(eps_w):
+def test_the_order_of_rows_does_not_matter_and_weights_are_repetitions(eps_w):
     x, y = bent()
     counts = np.random.default_rng(1).integers(0, 3, len(x))
     order = np.random.default_rng(2).permutation(len(x))
     model = SPARTAnRegressor(eps_w=eps_w, n_init=3, random_state=0)
-    weighted = fresh(model).fit(x, y, sample_weight=counts).predict(x)
-    repeated = fresh(model).fit(np.repeat(x, counts, 0), np.repeat(y, counts)).predict(x)
-    shuffled = fresh(model).fit(x[order], y[order], sample_weight=7 * counts[order]).predict(x)
+    weighted = unfitted(model).fit(x, y, sample_weight=counts).predict(x)
+    repeated = unfitted(model).fit(np.repeat(x, counts, 0), np.repeat(y, counts)).predict(x)
+    shuffled = unfitted(model).fit(x[order], y[order], sample_weight=7 * counts[order]).predict(x)
     np.testing.assert_allclose(repeated, weighted, rtol=1e-6)
     np.testing.assert_allclose(shuffled, weighted, rtol=1e-6)
 
@@ -133,7 +133,7 @@ def test_a_prediction_is_the_line_of_the_nearest_box():
         np.testing.assert_allclose(model.centers_[k], x[model.labels_ == k].mean(0))
 
 
-def test_blocks_come_and_go_together():
+def test_features_of_one_block_are_selected_together():
     x, y = bent()
     selector = SPARTAnSelector(block=3, random_state=0).fit(x, y)
     assert support(selector) == [6, 7, 8]
@@ -141,7 +141,7 @@ def test_blocks_come_and_go_together():
     assert selector.estimator_.feature_importances_.shape == (12,)
 
 
-def test_a_selector_hands_on_names_and_at_most_so_many_features():
+def test_a_selector_returns_feature_names_and_at_most_max_features():
     x, y = bent()
     names = [f"f{i}" for i in range(12)]
     selector = SPARTAnSelector(eps_w=0.05, n_init=2, max_features=2, random_state=0).fit(x, y)
@@ -150,8 +150,8 @@ def test_a_selector_hands_on_names_and_at_most_so_many_features():
     assert (
         SPARTAnSelector(eps_w=0.05, n_init=2, random_state=0).fit_transform(x, y).shape == x.shape
     )
-    chosen = SelectFromModel(SPARTAnRegressor(n_init=3, random_state=0)).fit(x, y)
-    assert support(chosen) == [7]
+    selected = SelectFromModel(SPARTAnRegressor(n_init=3, random_state=0)).fit(x, y)
+    assert support(selected) == [7]
 
 
 def test_estimators_work_in_pipelines_searches_and_pickles():
@@ -168,16 +168,16 @@ def test_estimators_work_in_pipelines_searches_and_pickles():
     assert search.best_params_ == {"spartanregressor__n_boxes": 2}
     again = pickle.loads(pickle.dumps(search.best_estimator_))
     np.testing.assert_array_equal(again.predict(x), search.predict(x))
-    assert fresh(search.best_estimator_).get_params().keys() == again.get_params().keys()
+    assert unfitted(search.best_estimator_).get_params().keys() == again.get_params().keys()
 
 
-def test_a_class_between_two_clouds_of_another_is_told_apart_among_noise():
+def test_a_class_between_two_clusters_of_another_is_recognized_among_noise():
     random = np.random.default_rng(0)
     x = random.normal(size=(160, 200))
-    cloud = random.integers(0, 3, 160)
-    x[:, :2] += 4 * cloud[:, None]
+    cluster = random.integers(0, 3, 160)
+    x[:, :2] += 4 * cluster[:, None]
     x = (x - x.mean(0)) / x.std(0)
-    y = np.where(cloud == 1, "inner", "outer")
+    y = np.where(cluster == 1, "inner", "outer")
     model = eSPAClassifier(n_boxes=3, random_state=0).fit(x[:80], y[:80])
     assert set(np.argsort(model.w_)[-2:]) == {0, 1}
     assert model.score(x[80:], y[80:]) == 1
@@ -186,7 +186,7 @@ def test_a_class_between_two_clouds_of_another_is_told_apart_among_noise():
     assert (np.diff(model.trace_) <= 0).all()
 
 
-def test_the_classifier_ends_at_the_loss_and_the_softmax_of_its_definition():
+def test_the_classifier_satisfies_its_definition():
     x, y = make_blobs(n_samples=90, centers=4, random_state=1, n_features=5)[:2]
     x, y = x / np.std(x, axis=0), np.asarray(y) % 3
     model = eSPAClassifier(n_boxes=4, eps_w=0.1, eps_cl=0.7, n_init=3, random_state=0).fit(x, y)
@@ -198,7 +198,7 @@ def test_the_classifier_ends_at_the_loss_and_the_softmax_of_its_definition():
     np.testing.assert_allclose(w, np.exp(-price / 0.1) / np.exp(-price / 0.1).sum(), rtol=1e-6)
 
 
-def test_the_class_law_of_a_box_is_its_frequencies():
+def test_the_class_probabilities_of_a_box_are_its_frequencies():
     x, y = make_blobs(n_samples=60, centers=3, random_state=3, n_features=2)[:2]
     y = np.where(np.arange(60) % 7 == 0, 0, y)
     weights = np.random.default_rng(0).uniform(0.5, 2, 60)
@@ -209,12 +209,12 @@ def test_the_class_law_of_a_box_is_its_frequencies():
         np.testing.assert_allclose(model.box_proba_[k], counts / np.sum(counts))
 
 
-def test_a_descent_cut_short_warns():
+def test_too_few_iterations_warn():
     with pytest.warns(ConvergenceWarning, match="raise max_iter"):
         SPARTAnRegressor(max_iter=1, n_init=1).fit(*bent())
 
 
-def test_a_constant_target_and_constant_features_are_no_trouble():
+def test_constant_targets_and_constant_features_are_accepted():
     x, _ = bent()
     assert (
         np.ptp(SPARTAnRegressor(n_init=3, random_state=0).fit(x, np.zeros(len(x))).predict(x)) == 0
@@ -223,14 +223,14 @@ def test_a_constant_target_and_constant_features_are_no_trouble():
     np.testing.assert_allclose(flat.predict(np.zeros((1, 2))), 2, rtol=1e-6)
 
 
-def test_a_ridge_below_rounding_is_raised_and_said():
+def test_a_ridge_below_rounding_is_raised_and_reported():
     x, y = bent()
     model = SPARTAnRegressor(eps_w=-1e-6, eps_l2=1e-4, n_init=1, tol=0.5).fit(1e9 * x, y)
     assert "ridge floored at rounding" in model.status_
     assert np.isfinite(model.predict(1e9 * x)).all()
 
 
-def test_an_unfitted_estimator_says_so():
+def test_an_unfitted_estimator_raises():
     with pytest.raises(NotFittedError):
         SPARTAnRegressor().apply(np.zeros((2, 2)))
 
@@ -250,12 +250,12 @@ def test_an_unfitted_estimator_says_so():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_setting_out_of_range_is_refused_with_the_remedy(settings, message):
+def test_an_option_out_of_range_is_refused_with_a_remedy(settings, message):
     with pytest.raises(BadSettingError, match=message):
         SPARTAnRegressor(**settings).fit(*bent())
 
 
-def test_weights_and_other_settings_out_of_range_are_refused():
+def test_weights_and_other_options_out_of_range_are_refused():
     x, y = bent()
     with pytest.raises(BadRowsError, match="must not be negative"):
         SPARTAnRegressor().fit(x, y, sample_weight=-np.ones(len(x)))

@@ -1,4 +1,4 @@
-"""Each of the four steps against the definition of F: no other value of its variable is lower."""
+"""Each of the four steps minimizes F over its variable."""
 
 from itertools import product
 
@@ -16,15 +16,15 @@ from tests.spartan.problems import loss, problem, problems, start
 
 @settings(max_examples=40)
 @given(p=problems(), seed=st.integers(0, 99))
-def test_the_loss_is_that_of_the_definition(p, seed):
+def test_the_loss_follows_its_definition(p, seed):
     point = start(p, seed)
     assert point.loss == pytest.approx(loss(point), rel=1e-10, abs=1e-12)
 
 
 @settings(max_examples=25)
 @given(p=problems(), seed=st.integers(0, 99))
-def test_the_lambda_step_is_the_minimiser(p, seed):
-    """F is a quadratic of U: no direction leads down from the minimiser, by finite differences."""
+def test_the_lambda_step_is_the_minimizer(p, seed):
+    """F is quadratic in U: it increases in every direction from the minimizer."""
     point = start(p, seed)
     random = np.random.default_rng(seed)
     for _ in range(3):
@@ -36,7 +36,7 @@ def test_the_lambda_step_is_the_minimiser(p, seed):
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (7, 7), (9, 4)])
-def test_the_ridge_over_rows_is_the_ridge_over_columns(shape):
+def test_the_ridge_over_rows_equals_the_ridge_over_columns(shape):
     random = np.random.default_rng(0)
     A, Y = random.normal(size=shape), random.normal(size=(shape[0], 2))
     primal = np.linalg.solve(A.T @ A + 0.3 * np.eye(shape[1]), A.T @ Y)
@@ -48,7 +48,7 @@ def test_the_gamma_step_is_the_best_of_all_affiliations(seed):
     p = problem(seed, rows=6, boxes=3)
     point = start(p, seed)
     every = [loss(point, gamma=np.eye(3)[list(labels)].T) for labels in product(range(3), repeat=6)]
-    best = loss(point, gamma=np.eye(3)[point.moved].T)
+    best = loss(point, gamma=np.eye(3)[point.new_labels].T)
     assert best == pytest.approx(min(every), rel=1e-12)
 
 
@@ -56,26 +56,26 @@ def test_the_gamma_step_is_the_best_of_all_affiliations(seed):
 @given(p=problems(), seed=st.integers(0, 99))
 def test_no_mixed_affiliation_is_better_than_one_box_a_row(p, seed):
     point = start(p, seed)
-    best = loss(point, gamma=np.eye(p.boxes)[point.moved].T)
+    best = loss(point, gamma=np.eye(p.boxes)[point.new_labels].T)
     mixed = np.random.default_rng(seed).dirichlet(np.ones(p.boxes), len(p.rows)).T
     assert best <= loss(point, gamma=mixed) + 1e-12
 
 
-def test_of_equally_cheap_boxes_a_row_stays_in_its_own():
+def test_of_equally_near_boxes_a_row_keeps_its_own():
     costs = np.array([[1.0, 1.0, 2.0], [1.0, 0.5, 0.5], [3.0, 1.0, 3.0]])
     assert boxes.affiliate(costs, np.array([1, 2, 0])).tolist() == [1, 2, 1]
 
 
 @settings(max_examples=25)
 @given(p=problems(), seed=st.integers(0, 99))
-def test_the_c_step_is_the_minimiser(p, seed):
+def test_the_c_step_is_the_minimizer(p, seed):
     point = start(p, seed)
     centres = boxes.centre(point.rows, p.weights, point.labels, point.centres)
     move = 0.1 * np.random.default_rng(seed).normal(size=centres.shape)
     assert loss(point, C=centres) <= loss(point, C=centres + move) + 1e-12
 
 
-def test_an_empty_box_stays_where_it_was():
+def test_an_empty_box_keeps_its_center():
     rows, before = np.arange(6.0).reshape(3, 2), np.full((2, 2), 7.0)
     after = boxes.centre(rows, np.ones(3), np.zeros(3, dtype=int), before)
     assert after.tolist() == [[2.0, 3.0], [7.0, 7.0]]
@@ -89,7 +89,7 @@ def simplex_grid(parts: int) -> np.ndarray:
 
 @pytest.mark.parametrize("eps_w", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_convex_w_step_is_below_every_w_of_a_grid(eps_w, seed):
+def test_the_convex_w_step_is_better_than_every_w_of_a_grid(eps_w, seed):
     p = problem(seed, features=3, eps_w=eps_w)
     point = start(p, seed)
     w = w_step(point.fit.ridge_energy, point.price, point.w, eps_w)
@@ -101,7 +101,7 @@ def test_the_convex_w_step_is_below_every_w_of_a_grid(eps_w, seed):
 
 
 def separable(a, b, eps_w):
-    """Return the function of log w that the convex step minimises over the simplex."""
+    """Return the function of log w that the convex step minimizes over the simplex."""
 
     def value(u):
         w = np.exp(u - np.logaddexp.reduce(u))
@@ -129,7 +129,7 @@ def test_the_convex_w_step_agrees_with_a_general_solver(seed, size, eps_w, scale
     assert value(np.log(w)) <= found.fun + 1e-9 * abs(found.fun) + 1e-12
 
 
-def test_without_use_the_convex_w_step_is_a_softmax():
+def test_the_convex_w_step_of_unused_features_is_a_softmax():
     b = np.array([0.0, 1.0, 700.0])
     w = convex_step(np.zeros(3), b, 1.0)
     np.testing.assert_allclose(w, np.exp(-b) / np.exp(-b).sum(), rtol=1e-12)
@@ -137,7 +137,7 @@ def test_without_use_the_convex_w_step_is_a_softmax():
 
 @settings(max_examples=40)
 @given(p=problems(eps_w=(-0.3, -0.02)), seed=st.integers(0, 99))
-def test_the_minimum_entropy_w_step_never_raises_the_loss(p, seed):
+def test_the_minimum_entropy_w_step_never_increases_the_loss(p, seed):
     point = start(p, seed)
     w = w_step(point.fit.ridge_energy, point.price, point.w, p.eps_w)
     assert w.sum() == pytest.approx(1)
@@ -153,5 +153,5 @@ def test_the_minimum_entropy_w_step_never_raises_the_loss(p, seed):
     ],
     ids=["nothing used", "dear and idle", "cheap and idle"],
 )
-def test_an_idle_feature_gets_what_is_left_only_where_it_is_cheapest(a, c, expected):
+def test_an_unused_feature_gets_the_rest_only_where_it_is_cheapest(a, c, expected):
     np.testing.assert_allclose(linear_step(np.array(a), np.array(c)), expected, atol=1e-12)

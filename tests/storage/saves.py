@@ -1,4 +1,4 @@
-"""A small network that was cut, and all that can be told about one that comes back."""
+"""A small pruned network, and everything that can be compared with a loaded one."""
 
 from typing import Any
 
@@ -18,21 +18,21 @@ def small_one(model: nn.Module | None = None, plan: Plan = PLAN) -> nn.Module:
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
-    """Return all that can be told about a network but its hooks."""
+    """Return everything about a network except its hooks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    facts: dict[str, Any] = {
+    found: dict[str, Any] = {
         name: (t.dtype, t.shape, t.stride(), t.requires_grad, t.detach().double().tolist())
         for name, t in tensors.items()
     }
     for name, module in model.named_modules():
         plain = (int, float, bool, str, tuple)
-        facts["/" + name] = {k: v for k, v in vars(module).items() if isinstance(v, plain)}
-    facts["state"] = list(model.state_dict())
-    return facts
+        found["/" + name] = {k: v for k, v in vars(module).items() if isinstance(v, plain)}
+    found["state"] = list(model.state_dict())
+    return found
 
 
 class Tied(nn.Module):
-    """One weight by two names, a layer by two names, and buffers that no state dict has."""
+    """A weight with two names, a layer with two names, and buffers outside the state dict."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A saved network comes back as it was."""
+"""A saved network is loaded as it was."""
 
 import copy
 import json
@@ -24,30 +24,30 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def run(model: nn.Module, example: ExampleInputs) -> list[Tensor]:
-    args = example if isinstance(example, tuple) else (example,)
+def run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
     with torch.no_grad():
-        if isinstance(example, dict):
-            return flat(copy.deepcopy(model).eval()(**example))
+        if isinstance(inputs, dict):
+            return flat(copy.deepcopy(model).eval()(**inputs))
         return flat(copy.deepcopy(model).eval()(*args))
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.groups])
-def test_every_kind_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_every_kind_of_network_is_loaded_bit_for_bit(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    kind = KINDS[name]
-    model, example = shaken(kind.build()), kind.example()
+    case = KINDS[name]
+    model, example = shaken(case.build()), case.example_inputs()
     plan = random_plan(trace(model, example), 1)
     small = apply_plan(model, plan, example)
     save(small, plan, tmp_path)
     back = load(model, tmp_path)
     assert type(back) is type(small)
     assert everything(back) == everything(small)
-    for found, wanted in zip(run(back, example), run(small, example), strict=True):
-        assert torch.equal(found, wanted)
+    for found, expected in zip(run(back, example), run(small, example), strict=True):
+        assert torch.equal(found, expected)
 
 
-def test_precision_format_modes_and_gradient_flags_are_those_of_the_saved_one(
+def test_precision_format_modes_and_gradient_flags_are_restored(
     tmp_path: Path,
 ) -> None:
     small = small_one().to(memory_format=torch.channels_last).bfloat16().train()  # pyright: ignore[reportCallIssue]
@@ -64,7 +64,7 @@ def test_precision_format_modes_and_gradient_flags_are_those_of_the_saved_one(
     assert not weight.is_contiguous()
 
 
-def test_shared_tensors_stay_shared_and_buffers_outside_the_state_dict_come_back(
+def test_shared_tensors_and_buffers_outside_the_state_dict_are_restored(
     tmp_path: Path,
 ) -> None:
     plan = Plan({"a": [0, 2, 5]})
@@ -79,13 +79,13 @@ def test_shared_tensors_stay_shared_and_buffers_outside_the_state_dict_come_back
     assert everything(back) == everything(small)
 
 
-def test_a_network_on_the_meta_device_becomes_real(saved: Path) -> None:
+def test_a_network_on_the_meta_device_gets_the_saved_values(saved: Path) -> None:
     with torch.device("meta"):
         model = Small()
     assert everything(load(model, saved)) == everything(small_one())
 
 
-def test_what_was_loaded_can_be_trained_saved_copied_and_cut_again(
+def test_a_loaded_network_can_be_trained_saved_copied_and_pruned_again(
     saved: Path, tmp_path: Path
 ) -> None:
     back = copy.deepcopy(load(Small(), saved))
@@ -100,7 +100,7 @@ def test_what_was_loaded_can_be_trained_saved_copied_and_cut_again(
     assert everything(load(Small(), tmp_path / "twice")) == everything(twice)
 
 
-def test_groups_that_were_rolled_back_come_back_at_full_width(tmp_path: Path) -> None:
+def test_groups_that_were_rolled_back_are_loaded_at_full_width(tmp_path: Path) -> None:
     net = Net(sized, a=conv(3, 8), b=conv(8, 6), fc=nn.Linear(96, 4))
     plan = Plan({"a": [0, 1], "b": [0, 1]})
     with pytest.warns(RolledBackWarning):
@@ -110,7 +110,7 @@ def test_groups_that_were_rolled_back_come_back_at_full_width(tmp_path: Path) ->
     assert (back.get_submodule("a").out_channels, back.get_submodule("b").out_channels) == (2, 6)
 
 
-def test_the_folder_is_json_and_safetensors_and_nothing_is_left_behind(saved: Path) -> None:
+def test_a_folder_contains_one_json_and_one_safetensors_file_of_entrim(saved: Path) -> None:
     small = small_one()
     small.get_parameter("fc.bias").data.add_(1)
     save(small, PLAN, saved)
@@ -124,13 +124,13 @@ def test_the_folder_is_json_and_safetensors_and_nothing_is_left_behind(saved: Pa
     assert json.loads((saved / "entrim.json").read_text())["plan"]["kept"]["a"] == [0, 3, 4]
 
 
-def test_save_makes_the_folders_above(tmp_path: Path) -> None:
+def test_save_creates_parent_folders(tmp_path: Path) -> None:
     save(small_one(), PLAN, str(tmp_path / "some" / "where"))
     assert everything(load(Small(), str(tmp_path / "some" / "where"))) == everything(small_one())
 
 
-def test_a_pickled_network_can_still_be_saved_and_needs_no_entrim(tmp_path: Path) -> None:
+def test_a_pickled_network_can_be_saved_and_does_not_refer_to_entrim(tmp_path: Path) -> None:
     pickled = pickle.dumps(small_one())
-    assert b"entrim.network" not in pickled
+    assert b"entrim." not in pickled
     save(pickle.loads(pickled), PLAN, tmp_path)
     assert everything(load(Small(), tmp_path)) == everything(small_one())

@@ -1,4 +1,4 @@
-"""Saves that are killed, or that the disk refuses, leave the old network or the new one."""
+"""A save that is killed or fails leaves the old network or the new one."""
 
 import copy
 import multiprocessing as mp
@@ -22,8 +22,8 @@ from entrim.errors import LoadError, SaveError
 
 PLAN = Plan({"0": list(range(700))})
 KILLS = 60
-TOUCHES = {"open", "os.rename", "os.remove", "os.mkdir", "os.listdir", "os.scandir"}
-"""What Python tells an audit hook about files."""
+ACCESSES = {"open", "os.rename", "os.remove", "os.mkdir", "os.listdir", "os.scandir"}
+"""The events of Python's audit hook that concern files."""
 
 
 def big() -> nn.Module:
@@ -35,9 +35,9 @@ def small() -> nn.Module:
 
 
 def save_filled(net: nn.Module, value: int, folder: Path) -> None:
-    """Save `net` with every weight equal to `value`, so that a mixture would show.
+    """Save a copy of `net` with every weight equal to `value`, so that a mixture is recognized.
 
-    A copy of it: processes that are handed one network share its memory, and would mix it there.
+    A copy, because processes that receive the same network share its memory.
     """
     net = copy.deepcopy(net)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def loaded_value(folder: Path) -> int:
     return int(values.pop())
 
 
-def save_for_ever(net: nn.Module, folder: Path, progress: Any) -> None:
+def save_repeatedly(net: nn.Module, folder: Path, progress: Any) -> None:
     torch.set_num_threads(1)
     for value in range(progress[1] + 1, sys.maxsize):
         progress[0] = value
@@ -60,11 +60,11 @@ def save_for_ever(net: nn.Module, folder: Path, progress: Any) -> None:
         progress[1] = value
 
 
-def save_until_the_nth_touch(net: nn.Module, value: int, folder: Path, count: int) -> None:
-    touches = iter(range(count))
+def save_until_nth_access(net: nn.Module, value: int, folder: Path, count: int) -> None:
+    accesses = iter(range(count))
 
     def audit(event: str, _: Any) -> None:
-        if event in TOUCHES and next(touches, None) is None:
+        if event in ACCESSES and next(accesses, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     torch.set_num_threads(1)
@@ -76,31 +76,31 @@ def save_until_the_nth_touch(net: nn.Module, value: int, folder: Path, count: in
     os._exit(0)
 
 
-def save_on_a_full_disk(net: nn.Module, folder: Path, said: Any) -> None:
+def save_on_full_disk(net: nn.Module, folder: Path, connection: Any) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-    report_refusal(net, folder, said)
+    report_refusal(net, folder, connection)
 
 
-def save_without_permission(net: nn.Module, folder: Path, said: Any) -> None:
+def save_without_permission(net: nn.Module, folder: Path, connection: Any) -> None:
     folder.chmod(0o555)
     if os.getuid() == 0:
         os.setuid(65534)
-    report_refusal(net, folder, said)
+    report_refusal(net, folder, connection)
 
 
-def report_refusal(net: nn.Module, folder: Path, said: Any) -> None:
+def report_refusal(net: nn.Module, folder: Path, connection: Any) -> None:
     try:
         save_filled(net, 2, folder)
     except SaveError as error:
-        said.send(str(error))
+        connection.send(str(error))
     else:
-        said.send("saved")
+        connection.send("saved")
 
 
 @pytest.fixture(scope="module")
 def context() -> Any:
-    """Processes that start with torch imported, forked from a server that never computed."""
+    """Return a context whose processes start with torch imported."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
@@ -108,14 +108,14 @@ def context() -> Any:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that another user may look into."""
+    """Return a folder that other users can read."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name) / "small"
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["over a save", "first save"])
-def test_a_kill_at_a_random_moment_leaves_the_old_or_the_new(
+def test_a_kill_at_a_random_time_leaves_the_old_or_the_new_network(
     context: Any, folder: Path, first: bool
 ) -> None:
     net, draw, interrupted, place = small(), random.Random(0), 0, folder
@@ -127,7 +127,7 @@ def test_a_kill_at_a_random_moment_leaves_the_old_or_the_new(
             place = folder.with_name(f"small{kill}")
         progress[:] = [0, 0] if first else [progress[1], progress[1]]
         begun = progress[0]
-        child = context.Process(target=save_for_ever, args=(net, place, progress))
+        child = context.Process(target=save_repeatedly, args=(net, place, progress))
         child.start()
         while progress[0] == begun and child.is_alive():
             time.sleep(0.001)
@@ -149,7 +149,7 @@ def test_a_kill_at_a_random_moment_leaves_the_old_or_the_new(
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["over a save", "first save"])
-def test_a_kill_before_each_touch_of_the_disk_leaves_the_old_or_the_new(
+def test_a_kill_before_each_file_access_leaves_the_old_or_the_new_network(
     context: Any, folder: Path, first: bool
 ) -> None:
     net, outcomes = small(), []
@@ -158,7 +158,7 @@ def test_a_kill_before_each_touch_of_the_disk_leaves_the_old_or_the_new(
         if not first:
             save_filled(net, 0, place)
         arguments = (net, 1, place, count)
-        child = context.Process(target=save_until_the_nth_touch, args=arguments)
+        child = context.Process(target=save_until_nth_access, args=arguments)
         child.start()
         child.join()
         new = (place / "entrim.json").exists() and loaded_value(place) == 1
@@ -172,27 +172,29 @@ def test_a_kill_before_each_touch_of_the_disk_leaves_the_old_or_the_new(
 
 
 @pytest.mark.parametrize(
-    ("attempt", "reason"),
-    [(save_on_a_full_disk, "File too large"), (save_without_permission, "Permission denied")],
+    ("function", "reason"),
+    [(save_on_full_disk, "File too large"), (save_without_permission, "Permission denied")],
 )
-def test_a_save_that_the_disk_refuses_leaves_the_old_one(
-    context: Any, folder: Path, attempt: Callable[..., None], reason: str
+def test_a_save_that_fails_leaves_the_old_network(
+    context: Any, folder: Path, function: Callable[..., None], reason: str
 ) -> None:
     net = small()
     save_filled(net, 1, folder)
     before = sorted(folder.iterdir())
-    hear, said = context.Pipe(duplex=False)
-    child = context.Process(target=attempt, args=(net, folder, said))
+    receiver, connection = context.Pipe(duplex=False)
+    child = context.Process(target=function, args=(net, folder, connection))
     child.start()
     child.join()
-    message = hear.recv()
+    message = receiver.recv()
     assert reason in message
     assert "a save that was there before is intact" in message
     assert sorted(folder.iterdir()) == before
     assert loaded_value(folder) == 1
 
 
-def test_processes_that_save_at_the_same_time_take_turns(context: Any, folder: Path) -> None:
+def test_processes_that_save_at_the_same_time_wait_for_each_other(
+    context: Any, folder: Path
+) -> None:
     net = small()
     children = [
         context.Process(target=save_filled, args=(net, value, folder)) for value in range(1, 7)
@@ -206,12 +208,12 @@ def test_processes_that_save_at_the_same_time_take_turns(context: Any, folder: P
     assert len(list(folder.iterdir())) == 3
 
 
-def test_loading_while_another_process_saves_gives_one_of_its_networks(
+def test_loading_while_another_process_saves_returns_one_of_its_networks(
     context: Any, folder: Path
 ) -> None:
     net, progress = small(), context.Array("q", 2, lock=False)
     save_filled(net, 0, folder)
-    child = context.Process(target=save_for_ever, args=(net, folder, progress))
+    child = context.Process(target=save_repeatedly, args=(net, folder, progress))
     child.start()
     seen = [loaded_value(folder) for _ in range(60)]
     os.kill(child.pid, signal.SIGKILL)

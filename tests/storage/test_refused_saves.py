@@ -1,4 +1,4 @@
-"""What was damaged or belongs to another network is not loaded, and nothing foreign is touched."""
+"""Damaged saves and saves of other networks are refused; other files are not modified."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any], seal: bool = Fal
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("spoil", "message"),
     [
         (flip, "was changed, its checksum is another"),
         (lambda f: shorten(weights_file(f)), r"has \d+ of \d+ bytes"),
@@ -68,14 +68,14 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any], seal: bool = Fal
     ],
 )
 def test_a_damaged_or_newer_save_is_refused(
-    saved: Path, damage: Callable[[Path], Any], message: str
+    saved: Path, spoil: Callable[[Path], Any], message: str
 ) -> None:
-    damage(saved)
+    spoil(saved)
     with pytest.raises(LoadError, match=message):
         load(Small(), saved)
 
 
-def test_a_file_or_nothing_is_not_a_save(tmp_path: Path) -> None:
+def test_a_file_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="is not there"):
         load(Small(), tmp_path / "nowhere")
     (tmp_path / "file").write_text("text")
@@ -116,17 +116,17 @@ def shorter() -> nn.Module:
         (small_one, r"a.weight is float32\[3.* here .* at its full width"),
     ],
 )
-def test_another_network_is_refused_by_what_differs(
+def test_another_network_is_refused_with_the_difference(
     saved: Path, build: Callable[[], nn.Module], message: str
 ) -> None:
     with pytest.raises(LoadError, match=message):
         load(build(), saved)
 
 
-def test_save_refuses_what_load_could_not_bring_back(tmp_path: Path) -> None:
-    with pytest.raises(SaveError, match="Small was not cut by entrim"):
+def test_save_refuses_networks_that_load_could_not_restore(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="Small was not pruned by entrim"):
         save(Small(), PLAN, tmp_path)
-    with pytest.raises(SaveError, match="Sequential was not cut by entrim"):
+    with pytest.raises(SaveError, match="Sequential was not pruned by entrim"):
         save(nn.Sequential(small_one()), PLAN, tmp_path)
     with pytest.raises(SaveError, match="a was not cut by this plan"):
         save(small_one(), Plan({"a": [0, 3, 5], "c": [1, 5]}), tmp_path)
@@ -138,7 +138,7 @@ def test_save_refuses_what_load_could_not_bring_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "entrim.json"])
-def test_save_does_not_touch_a_folder_of_something_else(tmp_path: Path, name: str) -> None:
+def test_save_does_not_modify_a_folder_with_other_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("years of work")
     with pytest.raises(SaveError, match=r"holds something else .* choose another folder"):
         save(small_one(), PLAN, tmp_path)

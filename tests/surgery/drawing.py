@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from tests.surgery.kinds import shuffle
 
-Step = tuple[str, int, int]
-"""What to do, and two numbers that say how; any numbers will do."""
+Operation = tuple[str, int, int]
+"""The name of a step and two numbers that determine its details; any numbers are valid."""
 Run = Callable[[Any, Tensor, list[Tensor]], Tensor]
 
 WIDTHS = (4, 6, 8, 12)
@@ -18,9 +18,9 @@ ACTIVATIONS = (F.relu, F.gelu, F.hardswish, torch.tanh, F.leaky_relu, F.silu)
 
 
 class Drawn(nn.Module):
-    """A network that carries out steps on images of three channels, 8 x 8."""
+    """A network that performs steps on images with three channels and 8 x 8 pixels."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Operation]) -> None:
         super().__init__()
         self.layers = nn.ModuleDict()
         self.program: list[Run] = []
@@ -29,8 +29,8 @@ class Drawn(nn.Module):
         self.aliases = nn.ModuleList()
         self.keyword, self.in_place = len(steps) % 3 == 0, len(steps) % 4 == 1
         conv(self, len(steps), 1)
-        for kind, a, b in steps:
-            STEPS[kind](self, a, b)
+        for name, a, b in steps:
+            STEPS[name](self, a, b)
         self.head = nn.Linear(self.width, 3)
 
     def forward(self, pixelValues: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Drawn(nn.Module):
         return name
 
     def then(self, run: Run, width: int | None = None, side: int | None = None) -> None:
-        """Add a step; it must not hold on to this network, or copies would share it."""
+        """Add a step; it must not refer to this network, or copies would share it."""
         self.program.append(run)
         self.width, self.side = width or self.width, side or self.side
         self.sizes.append((self.width, self.side))
@@ -60,10 +60,10 @@ class Drawn(nn.Module):
         name = self.hold(layer)
         self.then(lambda net, x, _: net.layers[name](x), width, side)
 
-    def earlier(self, pick: int) -> tuple[int, int]:
+    def earlier(self, number: int) -> tuple[int, int]:
         """Return the number and width of an earlier activation of the present size."""
         fits = [i for i, (_, side) in enumerate(self.sizes) if side == self.side]
-        index = fits[pick % len(fits)]
+        index = fits[number % len(fits)]
         return index, self.sizes[index][0]
 
 
@@ -215,7 +215,7 @@ def last_axis(net: Drawn, a: int, b: int) -> None:
     net.then(run)
 
 
-def again(net: Drawn, a: int, b: int) -> None:
+def repeated(net: Drawn, a: int, b: int) -> None:
     name = net.hold(nn.Conv2d(net.width, net.width, 3, padding=1))
     net.then(lambda net, x, _: net.layers[name](F.relu(net.layers[name](x))))
 
@@ -232,7 +232,7 @@ def over_channels(net: Drawn, a: int, b: int) -> None:
 
 
 def flattened(net: Drawn, a: int, b: int) -> None:
-    """Go through a Linear behind a Flatten, and back to images by a Linear."""
+    """Apply a Linear behind a Flatten, and return to images by a Linear."""
     if net.side > 4:
         return
     width, side = WIDTHS[a % 4], net.side
@@ -248,7 +248,7 @@ def flattened(net: Drawn, a: int, b: int) -> None:
 
 
 def written(net: Drawn, a: int, b: int) -> None:
-    """Write a number of channels into the code, where a cut cannot reach it."""
+    """Use a number of channels in the code, which pruning cannot change."""
     width, side, half = net.width, net.side, max(1, net.width // 2)
     kinds: tuple[Callable[[Tensor], Tensor], ...] = (
         lambda x: torch.cat(x.split([half, width - half], 1)[::-1], 1),
@@ -275,7 +275,7 @@ def folded(net: Drawn, a: int, b: int) -> None:
 
 
 def sequence_first(net: Drawn, a: int, b: int) -> None:
-    """Go through Linear layers with the positions first and the images second."""
+    """Apply Linear layers with the positions first and the images second."""
     width = WIDTHS[a % 4]
     up, down = net.hold(nn.Linear(net.width, width)), net.hold(nn.Linear(width, net.width))
 
@@ -352,7 +352,7 @@ STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
         pool,
         resize,
         last_axis,
-        again,
+        repeated,
         over_channels,
         flattened,
         written,

@@ -1,7 +1,7 @@
 """Draw networks and plans for a given time: `python -m tests.surgery.fuzz --seconds 60`.
 
-Prints how many networks were drawn, how many could be cut and how many cuts were wrong; leaves with
-1 when any was, after the steps that draw it again.
+Prints how many networks were drawn, pruned and wrong. Exits with 1 when any was wrong, after
+printing the steps that draw it again.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from entrim.graph.eager import ExampleInputs, samples
 from entrim.surgery.measure import measure
 from entrim.surgery.prune import PrunedModel, prune
 from entrim.surgery.trace import trace
-from tests.surgery.drawing import STEPS, Drawn, Step
+from tests.surgery.drawing import STEPS, Drawn, Operation
 from tests.surgery.kinds import shaken
 from tests.surgery.oracle import distance, masked_outputs, outputs, random_plan
 
 TOLERANCE = 1e-6
 
 
-def draw(seed: int) -> list[Step]:
-    """Return steps of a random network of one to twelve."""
+def draw(seed: int) -> list[Operation]:
+    """Return one to twelve random steps."""
     source = random.Random(seed)
     count = source.randint(1, 12)
-    kinds = sorted(STEPS)
+    names = sorted(STEPS)
     return [
-        (source.choice(kinds), source.randrange(64), source.randrange(64)) for _ in range(count)
+        (source.choice(names), source.randrange(64), source.randrange(64)) for _ in range(count)
     ]
 
 
-def judge(steps: Sequence[Step], seed: int) -> str:
-    """Return what became of one network: cut, rolled back, nothing to cut, or wrong and how."""
+def check_network(steps: Sequence[Operation], seed: int) -> str:
+    """Return the outcome for one network: pruned, rolled back, nothing to prune, or wrong."""
     torch.manual_seed(seed)
     model, images = shaken(Drawn(steps)).eval(), torch.randn(2, 3, 8, 8)
     example: ExampleInputs = {"pixelValues": images} if model.keyword else images
@@ -49,7 +49,7 @@ def judge(steps: Sequence[Step], seed: int) -> str:
     try:
         graph = trace(model, example)
     except NothingToCutError:
-        return "nothing to cut"
+        return "nothing to prune"
     plan = random_plan(graph, seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RolledBackWarning)
@@ -57,38 +57,38 @@ def judge(steps: Sequence[Step], seed: int) -> str:
             result = prune(model, plan, example, graph=graph)
         except EntrimError as error:
             return f"wrong: {error}"
-    wanted = masked_outputs(copy.deepcopy(model), graph, result.plan.kept, example)
-    gap = distance(outputs(copy.deepcopy(result.model), example), wanted)
+    expected = masked_outputs(copy.deepcopy(model), graph, result.plan.kept, example)
+    gap = distance(outputs(copy.deepcopy(result.model), example), expected)
     if not gap < TOLERANCE:
         return f"wrong: off by {gap:.1e}"
     if not torch.equal(images, before):
         return "wrong: the images were changed"
-    if misfit := misfit_of_costs(model, graph, result, example):
-        return f"wrong: {misfit}"
-    return "rolled back" if caught else "cut"
+    if difference := compare_costs(model, graph, result, example):
+        return f"wrong: {difference}"
+    return "rolled back" if caught else "pruned"
 
 
-def misfit_of_costs(
-    model: nn.Module, graph: ChannelGraph, done: PrunedModel, example: ExampleInputs
+def compare_costs(
+    model: nn.Module, graph: ChannelGraph, done: PrunedModel, example_inputs: ExampleInputs
 ) -> str:
-    """Return how the sizes that a formula foresees differ from those measured; "" where not."""
+    """Return how the sizes that a formula predicts differ from those measured; "" where not."""
     if any(len({*map(len, m.indices)}) > 1 for group in graph.groups for m in group.members):
         return ""  # the formula is exact for channels of equal size only
-    program = Program.of(model, example)
-    whole, small = (measure(net, example, repeats=2) for net in (model, done.model))
-    costs = Costs.of(model, graph, program, whole.macs, samples(example))
+    program = Program.of(model, example_inputs)
+    full, small = (measure(net, example_inputs, repeats=2) for net in (model, done.model))
+    costs = Costs.of(model, graph, program, full.macs, samples(example_inputs))
     widths = {group.name: group.channels for group in graph.groups}
     widths |= {name: len(units) for name, units in done.plan.kept.items()}
-    foreseen = costs.at(widths)
-    for kind in ("params", "macs", "bytes"):
-        found = getattr(small, kind)
-        if abs(foreseen[kind] - found) > 1 + 1e-6 * found:
-            return f"{foreseen[kind]:.0f} {kind} foreseen, {found} measured"
+    predicted = costs.at(widths)
+    for size in ("params", "macs", "bytes"):
+        found = getattr(small, size)
+        if abs(predicted[size] - found) > 1 + 1e-6 * found:
+            return f"{predicted[size]:.0f} {size} predicted, {found} measured"
     return ""
 
 
 def main() -> int:
-    """Run until the time is over and print the tally."""
+    """Run until the time is over and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
@@ -97,10 +97,10 @@ def main() -> int:
     end, seed = time.monotonic() + options.seconds, options.seed
     while time.monotonic() < end:
         steps = draw(seed)
-        verdict = judge(steps, seed)
-        tally[verdict.partition(":")[0]] += 1
-        if verdict.startswith("wrong"):
-            print(f"seed {seed}: {verdict}\n  {steps}")
+        outcome = check_network(steps, seed)
+        tally[outcome.partition(":")[0]] += 1
+        if outcome.startswith("wrong"):
+            print(f"seed {seed}: {outcome}\n  {steps}")
         seed += 1
     print(
         f"{tally.total()} networks drawn: " + ", ".join(f"{n} {what}" for what, n in tally.items())

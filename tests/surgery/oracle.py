@@ -1,4 +1,4 @@
-"""The tests' own idea of a cut: the original, whose layers are shown zeros for what is gone."""
+"""Pruning by another method: the original, with zeros as the inputs from removed channels."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +30,11 @@ def _some(draw: random.Random, channels: int) -> list[int]:
     return sorted(draw.sample(range(channels), draw.randint(1, channels)))
 
 
-def outputs(model: nn.Module, example: ExampleInputs) -> list[Tensor]:
-    """Return the tensors that `model` puts out in eval mode, in double precision."""
+def outputs(model: nn.Module, example_inputs: ExampleInputs) -> list[Tensor]:
+    """Return the outputs of `model` in eval mode, in double precision."""
     model = model.eval().double()
     args, kwargs = pytree.tree_map_only(
-        Tensor, lambda t: t.double() if t.is_floating_point() else t, arguments(example)
+        Tensor, lambda t: t.double() if t.is_floating_point() else t, arguments(example_inputs)
     )
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
     with torch.no_grad():
@@ -50,15 +50,18 @@ def flat(output: Any) -> list[Tensor]:
 
 
 def masked_outputs(
-    model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]], example: ExampleInputs
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Mapping[str, Sequence[int]],
+    example_inputs: ExampleInputs,
 ) -> list[Tensor]:
-    """Return what the original puts out when the *inputs* of its layers are zero where cut.
+    """Return the outputs of the original when the *inputs* from removed channels are zero.
 
-    Activations are masked here, by hooks on the layers; `entrim` itself zeroes weights.
+    Activations are masked here, by hooks on the layers; `entrim` itself masks weights.
     """
     hooks = []
     for site in graph.consumers:
-        gone = sorted(
+        removed = sorted(
             position
             for group in graph.groups
             for member in group.members
@@ -68,42 +71,42 @@ def masked_outputs(
             for position in positions
         )
         weight = dict(model.named_parameters())[site.weight]
-        readers = [m for m in model.modules() if getattr(m, "weight", None) is weight]
-        hooks += [layer.register_forward_pre_hook(_hiding(layer, gone)) for layer in readers]
-        if not readers:
-            index = torch.tensor(gone, dtype=torch.int64)
+        layers = [m for m in model.modules() if getattr(m, "weight", None) is weight]
+        hooks += [layer.register_forward_pre_hook(_mask_inputs(layer, removed)) for layer in layers]
+        if not layers:
+            index = torch.tensor(removed, dtype=torch.int64)
             weight.data.index_fill_(site.dim, index, 0)
     try:
-        return outputs(model, example)
+        return outputs(model, example_inputs)
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _hiding(layer: nn.Module, gone: list[int]) -> Callable[..., Any]:
+def _mask_inputs(layer: nn.Module, removed: list[int]) -> Callable[..., Any]:
     groups = int(getattr(layer, "groups", 1))
     transposed = bool(getattr(layer, "transposed", False))
     axis = -1 if isinstance(layer, nn.Linear) else 1 - cast("Tensor", layer.weight).dim()
 
-    def hide(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def mask(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x = inputs[0].clone()
         width = x.shape[axis] // groups
         places = (
-            gone
+            removed
             if transposed or axis == -1
-            else [group * width + place for group in range(groups) for place in gone]
+            else [group * width + place for group in range(groups) for place in removed]
         )
         return (x.index_fill(axis, torch.tensor(places, dtype=torch.int64), 0), *inputs[1:])
 
-    return hide
+    return mask
 
 
-def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Return the largest difference relative to the largest wanted value, over all outputs."""
-    assert [leaf.shape for leaf in found] == [leaf.shape for leaf in wanted]
+def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference relative to the largest expected value, over all outputs."""
+    assert [leaf.shape for leaf in found] == [leaf.shape for leaf in expected]
     gaps = [
         float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(found, expected, strict=True)
         if a.numel()
     ]
     return max(gaps)

@@ -1,4 +1,4 @@
-"""torch-pruning cuts the same channels: where both apply they must agree."""
+"""torch-pruning removes the same channels: where both apply they must agree."""
 
 import copy
 import functools
@@ -22,26 +22,26 @@ DOCUMENTED = "1.6.1"
 BREAKS = {
     "grouped and transposed": "does not couple the groups of a transposed convolution",
     "depthwise with a multiplier": "removes the one input column that each of its kernels has",
-    "InstanceNorm": "forgets its running statistics",
+    "InstanceNorm": "does not prune its running statistics",
     "GroupNorm": "leaves num_groups as it was",
     "a GroupNorm without parameters, used twice": "leaves num_groups as it was",
-    "LayerNorm over positions": "cuts the parameters that belong to positions",
-    "concat": "loses count where the network's input is concatenated too",
-    "concat of positions": "takes it for a concatenation of channels",
+    "LayerNorm over positions": "prunes the parameters that belong to positions",
+    "concat": "counts wrongly where the input of the network is concatenated too",
+    "concat of positions": "treats it as a concatenation of channels",
     "chunk": "does not know tensor_split",
     "slice": "does not follow slices of channels",
     "uneven slices": "does not follow slices of channels",
     "pixel shuffle": "removes as many channels behind it as before it",
     "padded shortcut": "does not follow padding",
-    "functional convolution": "cuts the kernel instead of its channels",
+    "functional convolution": "prunes the kernel instead of its channels",
     "dict in, dict out": "refuses outputs that are not tensors, such as None",
-    "frozen parameters": "sees no layer at all",
+    "frozen parameters": "finds no layer",
 }
-"""Cutting raises, or the smaller network does not run."""
+"""Pruning raises, or the smaller network does not run."""
 SILENTLY_WRONG = {
     "Linear behind an NHWC Flatten": "removes the columns of an NCHW Flatten",
-    "permute and flip": "forgets the flip",
-    "channel shuffle": "forgets the shuffle",
+    "permute and flip": "ignores the flip",
+    "channel shuffle": "ignores the shuffle",
 }
 """The smaller network runs and computes something else."""
 
@@ -57,45 +57,47 @@ def first_channels(layer: Any, graph: ChannelGraph, group: Group) -> list[int]:
     return [copy * width + place for copy in range(copies) for place in member.indices[0]]
 
 
-def verdict(model: nn.Module, graph: ChannelGraph, group: Group, example: ExampleInputs) -> str:
+def compare(
+    model: nn.Module, graph: ChannelGraph, group: Group, example_inputs: ExampleInputs
+) -> str:
     """Return how torch-pruning removes the first unit of `group`: agrees, wrong or breaks."""
-    wanted = masked_outputs(
-        copy.deepcopy(model), graph, {group.name: range(1, group.channels)}, example
+    expected = masked_outputs(
+        copy.deepcopy(model), graph, {group.name: range(1, group.channels)}, example_inputs
     )
     theirs = copy.deepcopy(model)
     layer = theirs.get_submodule(group.name)
     linear = isinstance(layer, nn.Linear)
     prune = tp.prune_linear_out_channels if linear else tp.prune_conv_out_channels
     try:
-        dependencies = tp.DependencyGraph().build_dependency(theirs, example_inputs=example)
+        dependencies = tp.DependencyGraph().build_dependency(theirs, example_inputs=example_inputs)
         channels = first_channels(layer, graph, group)
         dependencies.get_pruning_group(layer, prune, idxs=channels).prune()
-        found = outputs(theirs, example)
+        found = outputs(theirs, example_inputs)
     except (RuntimeError, ValueError, TypeError):
         return "breaks"
-    return "agrees" if distance(found, wanted) < 1e-6 else "wrong"
+    return "agrees" if distance(found, expected) < 1e-6 else "wrong"
 
 
 @functools.cache
-def verdicts(name: str) -> frozenset[str]:
+def comparisons(name: str) -> frozenset[str]:
     torch.manual_seed(0)
-    model, example = shaken(KINDS[name].build()).eval(), KINDS[name].example()
+    model, example = shaken(KINDS[name].build()).eval(), KINDS[name].example_inputs()
     graph = trace(model, example)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return frozenset(
-            verdict(model, graph, group, example)
+            compare(model, graph, group, example)
             for group in graph.groups
             if group.name in dict(model.named_modules())
         )
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in BREAKS and n not in SILENTLY_WRONG])
-def test_both_cut_to_the_same_network(name: str) -> None:
-    assert verdicts(name) == {"agrees"}
+def test_both_produce_the_same_network(name: str) -> None:
+    assert comparisons(name) == {"agrees"}
 
 
 @pytest.mark.skipif(version("torch-pruning") != DOCUMENTED, reason=f"documented for {DOCUMENTED}")
 @pytest.mark.parametrize("name", [*BREAKS, *SILENTLY_WRONG])
-def test_where_torch_pruning_is_wrong_is_documented(name: str) -> None:
-    assert ("breaks" if name in BREAKS else "wrong") in verdicts(name)
+def test_the_differences_to_torch_pruning_are_documented(name: str) -> None:
+    assert ("breaks" if name in BREAKS else "wrong") in comparisons(name)

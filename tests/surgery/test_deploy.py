@@ -1,4 +1,4 @@
-"""A cut network is an ordinary network: it compiles, exports and trains."""
+"""A pruned network is an ordinary network: it can be compiled, exported and trained."""
 
 import importlib.util
 import shutil
@@ -29,14 +29,14 @@ COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor need
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=COMPILER)])
-def test_it_compiles(small: nn.Module, images: Tensor, backend: str) -> None:
+def test_it_can_be_compiled(small: nn.Module, images: Tensor, backend: str) -> None:
     with torch.no_grad():
         compiled = torch.compile(small, backend=backend, fullgraph=True)
         torch.testing.assert_close(compiled(images), small(images), rtol=1e-4, atol=1e-5)
     torch._dynamo.reset()
 
 
-def test_it_exports(small: nn.Module, images: Tensor) -> None:
+def test_it_can_be_exported(small: nn.Module, images: Tensor) -> None:
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(small, (images,), dynamic_shapes=({0: batch},))
     more = torch.randn(7, 3, 8, 8)
@@ -46,7 +46,9 @@ def test_it_exports(small: nn.Module, images: Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="needs onnxruntime")
-def test_its_onnx_file_computes_the_same(small: nn.Module, images: Tensor, tmp_path: Path) -> None:
+def test_its_onnx_file_computes_the_same_outputs(
+    small: nn.Module, images: Tensor, tmp_path: Path
+) -> None:
     import onnxruntime
 
     path = tmp_path / "small.onnx"
@@ -57,7 +59,7 @@ def test_its_onnx_file_computes_the_same(small: nn.Module, images: Tensor, tmp_p
         torch.testing.assert_close(torch.from_numpy(found), small(images), rtol=1e-4, atol=1e-5)
 
 
-def test_it_trains_with_a_fresh_optimizer(images: Tensor) -> None:
+def test_it_can_be_trained_with_a_new_optimizer(images: Tensor) -> None:
     torch.manual_seed(0)
     small = apply_plan(Small(), Plan({"a": [0, 1, 2, 5], "c": [0, 3]}), images).train()
     optimizer = torch.optim.Adam(small.parameters(), lr=1e-2)

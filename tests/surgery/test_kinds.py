@@ -1,4 +1,4 @@
-"""Cut or frozen, never wrong: one network for every kind, under random plans."""
+"""One network of every kind, pruned by random plans."""
 
 import copy
 import functools
@@ -14,33 +14,33 @@ from entrim.surgery.trace import trace
 from tests.surgery.kinds import KINDS, Kind, shaken
 from tests.surgery.oracle import distance, masked_outputs, outputs, random_plan
 
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+EVERY_KIND = pytest.mark.parametrize("case", KINDS.values(), ids=list(KINDS))
 
 
 @functools.cache
-def traced(kind: Kind) -> tuple[nn.Module, ChannelGraph, ExampleInputs]:
+def traced(case: Kind) -> tuple[nn.Module, ChannelGraph, ExampleInputs]:
     torch.manual_seed(0)
-    model, example = shaken(kind.build()), kind.example()
+    model, example = shaken(case.build()), case.example_inputs()
     return model, trace(model, example), example
 
 
 @EVERY_KIND
-def test_the_channel_graph_is_the_one_worked_out_by_hand(kind: Kind) -> None:
-    _, graph, _ = traced(kind)
-    assert {group.name: group.channels for group in graph.groups} == kind.groups
-    for layer, reason in kind.frozen.items():
+def test_the_channel_graph_is_the_expected_one(case: Kind) -> None:
+    _, graph, _ = traced(case)
+    assert {group.name: group.channels for group in graph.groups} == case.groups
+    for layer, reason in case.frozen.items():
         assert any(reason in f.reason for f in graph.frozen if f.layer == layer), str(graph)
 
 
 @EVERY_KIND
-def test_the_sliced_network_equals_the_masked_one(kind: Kind) -> None:
-    model, graph, example = traced(kind)
+def test_the_sliced_network_equals_the_masked_one(case: Kind) -> None:
+    model, graph, example = traced(case)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for seed in range(3):
         plan = random_plan(graph, seed)
         result = prune(model, plan, example, graph=graph)
-        wanted = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
-        assert distance(outputs(copy.deepcopy(result.model), example), wanted) < 1e-6
+        expected = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
+        assert distance(outputs(copy.deepcopy(result.model), example), expected) < 1e-6
         assert result.rolled_back == ()
         assert max(result.proof.sliced, result.proof.final) <= result.proof.tolerance
         for name, tensor in result.model.state_dict().items():
@@ -50,8 +50,8 @@ def test_the_sliced_network_equals_the_masked_one(kind: Kind) -> None:
 
 
 @EVERY_KIND
-def test_the_attributes_of_every_module_are_those_of_one_built_small(kind: Kind) -> None:
-    model, graph, example = traced(kind)
+def test_the_attributes_of_every_module_match_its_tensors(case: Kind) -> None:
+    model, graph, example = traced(case)
     small = prune(model, random_plan(graph, 1), example, graph=graph).model
     for module in small.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):

@@ -1,4 +1,4 @@
-"""What a network costs, against figures worked out by hand."""
+"""The costs of a network, compared with numbers computed by hand."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from experiments.models import LeNet
 from tests.surgery.kinds import Net, conv
 
 
-def test_the_lenet_of_the_paper_costs_what_its_table_says() -> None:
+def test_the_lenet_of_the_paper_has_the_costs_of_its_table() -> None:
     cost = measure(LeNet(), torch.randn(2, 1, 28, 28), repeats=2)
     convolutions = 28 * 28 * 6 * 25 + 10 * 10 * 16 * 6 * 25
     assert cost.params == 61_706
@@ -47,7 +47,7 @@ def test_every_kind_of_product_counts_once_for_one_sample(batch: int) -> None:
     assert cost.latency.batch == batch
 
 
-def test_bytes_follow_the_precision_and_count_a_shared_tensor_once() -> None:
+def test_bytes_depend_on_the_precision_and_count_a_shared_tensor_once() -> None:
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).half()
     net[1].weight = net[0].weight
     net.register_buffer("scale", torch.ones(3, dtype=torch.float64))
@@ -55,7 +55,7 @@ def test_bytes_follow_the_precision_and_count_a_shared_tensor_once() -> None:
     assert (cost.params, cost.macs, cost.bytes) == (16, 32, 2 * 16 + 8 * 3)
 
 
-class Moody(nn.Module):
+class Stateful(nn.Module):
     """Counts its calls, draws random numbers, and can fail."""
 
     calls: Tensor
@@ -77,8 +77,8 @@ class Moody(nn.Module):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_mode_buffers_threads_and_random_numbers_are_as_before(fails: bool) -> None:
-    net = Moody(fails)
+def test_mode_buffers_threads_and_random_state_do_not_change(fails: bool) -> None:
+    net = Stateful(fails)
     net.norm.eval()
     threads, random = torch.get_num_threads(), torch.random.get_rng_state()
     if fails:
@@ -92,14 +92,14 @@ def test_mode_buffers_threads_and_random_numbers_are_as_before(fails: bool) -> N
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
-def test_the_latency_is_positive_and_states_its_circumstances() -> None:
+def test_the_latency_is_positive_and_contains_its_conditions() -> None:
     latency = measure(LeNet(), torch.randn(5, 1, 28, 28), repeats=7, threads=1).latency
     assert latency.median > 0
     assert latency.deviation >= 0
     assert (latency.batch, latency.threads, latency.repeats) == (5, 1, 7)
 
 
-def test_it_reads_well() -> None:
+def test_a_measurement_is_printed_in_one_line() -> None:
     latency = Latency(median=0.01234, deviation=0.0005, batch=8, threads=1, repeats=20)
     cost = Measurement(params=61_706, macs=416_520, bytes=246_824, latency=latency)
     assert str(cost) == (
@@ -110,19 +110,19 @@ def test_it_reads_well() -> None:
     assert "2.5 GB" in str(Measurement(params=0, macs=0, bytes=2_500_000_000, latency=latency))
 
 
-def test_an_example_may_be_a_dict_or_need_its_batch_said() -> None:
+def test_example_inputs_may_be_a_dict_and_the_batch_may_be_given() -> None:
     net = Net(lambda n, x, scale: n.fc(x) * scale, fc=nn.Linear(4, 2))
     cost = measure(net, {"scale": 2.0, "x": torch.randn(6, 4)}, repeats=2)
     assert (cost.macs, cost.latency.batch) == (8, 6)
     free = Net(lambda n, size: n.fc(torch.ones(size, 4)), fc=nn.Linear(4, 2))
     assert measure(free, (5,), batch=5, repeats=2).macs == 8
-    with pytest.raises(BadSettingError, match="hand over batch="):
+    with pytest.raises(BadSettingError, match="batch="):
         measure(free, (5,))
 
 
 @pytest.mark.parametrize("setting", [{"repeats": 1}, {"batch": 0}, {"threads": 0}])
-def test_settings_out_of_range_are_refused(setting: dict[str, int]) -> None:
-    with pytest.raises(BadSettingError, match="hand over at least"):
+def test_options_out_of_range_are_refused(setting: dict[str, int]) -> None:
+    with pytest.raises(BadSettingError, match="at least"):
         measure(LeNet(), torch.randn(2, 1, 28, 28), **setting)
 
 

@@ -1,4 +1,4 @@
-"""A plan is plain data that knows what it cannot be."""
+"""A plan is plain data, checked against its network."""
 
 import json
 
@@ -28,7 +28,7 @@ def graph() -> ChannelGraph:
 
 
 @given(kept=st.dictionaries(st.text(), st.sets(st.integers(0, 99)).map(sorted)))
-def test_the_kept_channels_survive_json(kept: dict[str, list[int]]) -> None:
+def test_the_kept_channels_are_saved_as_json(kept: dict[str, list[int]]) -> None:
     plan = Plan(kept)
     assert Plan.from_json(plan.to_json()).kept == plan.kept
 
@@ -47,7 +47,7 @@ def test_the_kept_channels_survive_json(kept: dict[str, list[int]]) -> None:
         (json.dumps({"format": FORMAT, "kept": {"a": [1, 1]}}), "unique"),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused_by_name(text: str, complaint: str) -> None:
+def test_a_file_that_is_not_a_plan_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint):
         Plan.from_json(text)
 
@@ -65,14 +65,14 @@ def test_a_file_that_is_no_plan_is_refused_by_name(text: str, complaint: str) ->
         (Plan({"0": [1]}, {"0.bias": torch.tensor([float("nan")])}), "NaN"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused_with_the_remedy(
+def test_a_plan_of_another_network_is_refused_with_a_remedy(
     graph: ChannelGraph, plan: Plan, complaint: str
 ) -> None:
     with pytest.raises(PlanError, match=complaint):
         plan.validate(graph)
 
 
-def test_the_width_floor_holds_for_every_layer(graph: ChannelGraph) -> None:
+def test_the_minimum_width_applies_to_every_layer(graph: ChannelGraph) -> None:
     plan = Plan({"0": [1, 2]})
     plan.validate(graph, min_channels=2)
     with pytest.raises(PlanError, match="below min_channels=3"):
@@ -82,7 +82,7 @@ def test_the_width_floor_holds_for_every_layer(graph: ChannelGraph) -> None:
         plan.validate(graph, min_channels=0)
 
 
-def test_an_intercept_goes_to_the_bias_or_the_batchnorm_or_nowhere(graph: ChannelGraph) -> None:
+def test_an_intercept_is_added_to_the_bias_or_the_batchnorm_or_dropped(graph: ChannelGraph) -> None:
     conv, linear = graph.consumers
     assert (conv.columns_per_channel, conv.intercept_target) == (
         {"0": 9},
@@ -97,7 +97,7 @@ def test_an_intercept_goes_to_the_bias_or_the_batchnorm_or_nowhere(graph: Channe
         place_intercept(conv, torch.ones(8))
 
 
-def test_the_graph_prints_groups_sites_and_what_is_frozen(graph: ChannelGraph) -> None:
+def test_a_graph_prints_groups_consumers_and_frozen_layers(graph: ChannelGraph) -> None:
     lines = str(graph).splitlines()
     assert lines[0].split() == ["group", "channels", "produced", "by"]
     assert any(line.split() == ["3", "0:", "9", "batchnorm:4.running_mean"] for line in lines)

@@ -1,4 +1,4 @@
-"""What a cut must keep, what it must prove, and what it must refuse."""
+"""Pruning a network: what is preserved, verified and refused."""
 
 import copy
 import dataclasses
@@ -52,8 +52,8 @@ def images() -> Tensor:
     return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def shuffled_weights(model: nn.Module, plan: Plan, example: Any) -> dict[str, Tensor]:
-    graph = trace(model, example)
+def random_weights(model: nn.Module, plan: Plan, example_inputs: Any) -> dict[str, Tensor]:
+    graph = trace(model, example_inputs)
     return {
         name: torch.randn(graph.small_shape(name, plan.kept)) * 0.1 + 0.2
         for name, tensor in model.state_dict().items()
@@ -61,7 +61,9 @@ def shuffled_weights(model: nn.Module, plan: Plan, example: Any) -> dict[str, Te
     }
 
 
-def test_class_mode_gradient_flags_and_module_names_stay(model: Small, images: Tensor) -> None:
+def test_class_mode_gradient_flags_and_module_names_are_preserved(
+    model: Small, images: Tensor
+) -> None:
     model.train()
     model.norm.eval()
     model.b.weight.requires_grad_(False)
@@ -76,7 +78,7 @@ def test_class_mode_gradient_flags_and_module_names_stay(model: Small, images: T
     assert all(isinstance(p, nn.Parameter) for p in small.parameters())
 
 
-def test_the_given_network_is_untouched(model: Small, images: Tensor) -> None:
+def test_the_original_network_is_not_modified(model: Small, images: Tensor) -> None:
     before, mode = copy.deepcopy(model.state_dict()), model.training
     apply_plan(model, PLAN, images)
     trace(model, images)
@@ -88,7 +90,7 @@ def test_the_given_network_is_untouched(model: Small, images: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_precision_stays_and_is_proven(
+def test_the_precision_is_preserved_and_verified(
     model: Small, images: Tensor, dtype: torch.dtype
 ) -> None:
     result = prune(model.to(dtype), PLAN, images.to(dtype))
@@ -98,14 +100,16 @@ def test_the_precision_stays_and_is_proven(
     assert result.model(images.to(dtype)).dtype == dtype
 
 
-def test_a_network_that_cannot_run_in_double_is_proven_in_its_own_precision(images: Tensor) -> None:
+def test_a_network_that_cannot_run_in_double_is_verified_in_its_own_precision(
+    images: Tensor,
+) -> None:
     net = Net(lambda n, x: n.b(n.a(x.float()).float()), a=conv(3, 8), b=conv(8, 4))
     result = prune(net, Plan({"a": [1, 2]}), images)
     assert result.proof.dtype == torch.float32
     assert result.proof.sliced <= result.proof.tolerance == 1e-4
 
 
-def test_channels_last_stays(model: Small, images: Tensor) -> None:
+def test_the_channels_last_format_is_preserved(model: Small, images: Tensor) -> None:
     for layer in (model.a, model.b, model.c):
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     small = apply_plan(model, PLAN, images.to(memory_format=torch.channels_last))
@@ -115,8 +119,8 @@ def test_channels_last_stays(model: Small, images: Tensor) -> None:
         assert not weight.is_contiguous()
 
 
-def test_final_weights_are_those_of_the_plan_and_proven(model: Small, images: Tensor) -> None:
-    weights = shuffled_weights(model, PLAN, images)
+def test_final_weights_are_those_of_the_plan_and_verified(model: Small, images: Tensor) -> None:
+    weights = random_weights(model, PLAN, images)
     result = prune(model, Plan(PLAN.kept, weights), images)
     state = result.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
@@ -138,7 +142,7 @@ def test_final_weights_are_those_of_the_plan_and_proven(model: Small, images: Te
     assert distance(outputs(result.model, images), outputs(full, images)) < 1e-12
 
 
-def test_an_intercept_moves_into_the_running_mean(model: Small, images: Tensor) -> None:
+def test_an_intercept_is_subtracted_from_the_running_mean(model: Small, images: Tensor) -> None:
     graph = trace(model, images)
     site = next(site for site in graph.consumers if site.layer == "b")
     intercept = torch.randn(3)
@@ -153,11 +157,11 @@ def test_an_intercept_moves_into_the_running_mean(model: Small, images: Tensor) 
         torch.testing.assert_close(moved(images), shifted(images))
 
 
-def test_a_wrong_graph_is_caught_and_nothing_is_handed_out(model: Small, images: Tensor) -> None:
+def test_a_wrong_graph_is_found_and_the_group_is_not_pruned(model: Small, images: Tensor) -> None:
     graph = trace(model, images)
     group = graph.group("c")
     swapped = tuple(
-        dataclasses.replace(member, positions=member.indices[::-1])
+        dataclasses.replace(member, indices=member.indices[::-1])
         if member.tensor == "fc.weight"
         else member
         for member in group.members
@@ -178,18 +182,18 @@ def test_a_graph_of_another_network_is_refused(model: Small, images: Tensor) -> 
         prune(small, PLAN, images, graph=graph)
 
 
-def test_an_intercept_has_no_home_in_a_batchnorm_that_serves_two_layers(images: Tensor) -> None:
+def test_a_batchnorm_that_is_used_by_two_layers_receives_no_intercept(images: Tensor) -> None:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
         return n.d(n.norm(n.b(x)) + n.norm(n.c(x)))
 
     layers = {name: conv(6, 6, bias=False) for name in "bc"}
     net = Net(body, a=conv(3, 6), norm=nn.BatchNorm2d(6), d=conv(6, 4), **layers)
-    homes = {site.layer: site.intercept_target for site in trace(net, images).consumers}
-    assert homes == {"b": None, "c": None, "d": "bias"}
+    targets = {site.layer: site.intercept_target for site in trace(net, images).consumers}
+    assert targets == {"b": None, "c": None, "d": "bias"}
 
 
-def test_a_layer_that_only_training_uses_is_listed(images: Tensor) -> None:
+def test_a_layer_that_is_used_in_training_only_is_listed(images: Tensor) -> None:
     def body(n: Any, x: Tensor) -> Any:
         x = n.a(x)
         return (n.b(x), n.extra(x)) if n.training else n.b(x)
@@ -200,7 +204,7 @@ def test_a_layer_that_only_training_uses_is_listed(images: Tensor) -> None:
 
 
 def test_an_error_above_tolerance_is_refused(model: Small, images: Tensor) -> None:
-    weights = shuffled_weights(model, PLAN, images)
+    weights = random_weights(model, PLAN, images)
     with pytest.raises(SurgeryError, match="above tolerance=0e"):
         prune(model, Plan(PLAN.kept, weights), images, tolerance=0.0)
 
@@ -210,7 +214,7 @@ def sized(n: Any, x: Tensor) -> Tensor:
     return n.fc(F.max_pool2d(x, 2).view(-1, 96))
 
 
-def test_a_size_in_the_code_is_rolled_back_named_and_the_rest_goes_on(images: Tensor) -> None:
+def test_a_group_with_its_size_in_the_code_is_rolled_back_and_named(images: Tensor) -> None:
     net = Net(sized, a=conv(3, 8), b=conv(8, 6), fc=nn.Linear(96, 4))
     plan = Plan({"a": [0, 1], "b": [0, 1]})
     with pytest.warns(RolledBackWarning, match="cut of b: a size is written into it"):
@@ -224,7 +228,7 @@ def test_a_size_in_the_code_is_rolled_back_named_and_the_rest_goes_on(images: Te
         prune(net, Plan(plan.kept, {"fc.bias": torch.zeros(4), "b.bias": torch.zeros(2)}), images)
 
 
-def test_nan_on_the_example_proves_nothing(images: Tensor) -> None:
+def test_nan_on_the_example_inputs_is_refused(images: Tensor) -> None:
     net = Net(lambda n, x: n.b(n.a(x)) / 0 * 0, a=conv(3, 8), b=conv(8, 4))
     with pytest.raises(SurgeryError, match="NaN on the example"):
         trace(net, images)
@@ -238,7 +242,7 @@ def test_nan_on_the_example_proves_nothing(images: Tensor) -> None:
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Softmax(1)), "softmax runs over the channels"),
     ],
 )
-def test_nothing_to_cut_is_an_error_that_says_why(
+def test_a_network_with_nothing_to_prune_is_refused_with_the_reason(
     net: nn.Module, reason: str, images: Tensor
 ) -> None:
     with pytest.raises(NothingToCutError, match=reason):
@@ -253,13 +257,13 @@ def test_a_name_that_could_become_code_is_refused(name: str) -> None:
         trace(net, torch.ones(2, 4))
 
 
-def test_a_network_that_cannot_be_exported_is_an_error_with_the_remedy(images: Tensor) -> None:
+def test_a_network_that_cannot_be_exported_is_refused_with_a_remedy(images: Tensor) -> None:
     net = Net(lambda n, x: n.a(x) if x.sum() > 0 else n.a(-x), a=conv(3, 8))
     with pytest.raises(TraceError, match="depends on the values of a tensor"):
         trace(net, images)
 
 
-def test_cutting_twice_is_cutting_once(model: Small, images: Tensor) -> None:
+def test_pruning_twice_is_the_same_as_pruning_once(model: Small, images: Tensor) -> None:
     once = apply_plan(model, Plan({"a": [1, 4, 6], "c": [0, 2]}), images)
     first = apply_plan(model, Plan({"a": [1, 3, 4, 6], "c": [0, 1, 2]}), images)
     twice = apply_plan(first, Plan({"a": [0, 2, 3], "c": [0, 2]}), images)
@@ -273,7 +277,7 @@ def test_a_plan_that_keeps_everything_changes_nothing(model: Small, images: Tens
     assert all(torch.equal(tensor, state[name]) for name, tensor in same.state_dict().items())
 
 
-def test_a_user_s_hooks_and_shared_tensors_survive(model: Small, images: Tensor) -> None:
+def test_hooks_and_shared_tensors_are_preserved(model: Small, images: Tensor) -> None:
     calls: list[int] = []
     model.c.register_forward_hook(lambda *_: calls.append(1))
     model.register_buffer("mean_again", model.norm.running_mean)

@@ -1,4 +1,4 @@
-"""Networks that others wrote, with random weights: as many groups as expected, and cut right."""
+"""Networks of other libraries with random weights: the number of groups, and correct pruning."""
 
 import copy
 from collections.abc import Callable
@@ -70,22 +70,22 @@ GROUPS: dict[Callable[[], nn.Module], int] = {
 
 
 @pytest.mark.parametrize("build", GROUPS, ids=lambda build: build.__name__)
-def test_a_network_of_transformers_is_cut_right(build: Callable[[], nn.Module]) -> None:
+def test_a_network_of_transformers_is_pruned_correctly(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, example = shaken(build()), {"pixel_values": torch.randn(2, 3, 32, 32)}
     graph = trace(model, example)
     assert len(graph.groups) == GROUPS[build]
     plan = random_plan(graph, 0)
     result = prune(model, plan, example, graph=graph)
-    wanted = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
-    assert distance(outputs(copy.deepcopy(result.model), example), wanted) < 1e-6
+    expected = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
+    assert distance(outputs(copy.deepcopy(result.model), example), expected) < 1e-6
     assert type(result.model) is type(model)
     assert sum(map(Tensor.numel, result.model.parameters())) < sum(
         map(Tensor.numel, model.parameters())
     )
 
 
-def test_weights_standardised_over_their_inputs_freeze_a_network_by_name() -> None:
+def test_a_network_with_standardized_weights_is_refused_with_the_reason() -> None:
     config = transformers.BitConfig(
         embedding_size=8, hidden_sizes=[32, 32, 32, 32], depths=[1, 1, 1, 1], num_groups=4
     )
@@ -156,7 +156,7 @@ def detector() -> nn.Module:
         (detector, {"c3": 6, "c4": 8, "c5": 10, "l5": 8, "tower": 4}),
     ],
 )
-def test_networks_with_many_scales_are_cut_right(
+def test_networks_with_many_scales_are_pruned_correctly(
     build: Callable[[], nn.Module], groups: dict[str, int]
 ) -> None:
     torch.manual_seed(0)
@@ -166,5 +166,5 @@ def test_networks_with_many_scales_are_cut_right(
     for seed in range(3):
         plan = random_plan(graph, seed)
         small = prune(model, plan, example, graph=graph).model
-        wanted = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
-        assert distance(outputs(copy.deepcopy(small), example), wanted) < 1e-6
+        expected = masked_outputs(copy.deepcopy(model), graph, plan.kept, example)
+        assert distance(outputs(copy.deepcopy(small), example), expected) < 1e-6

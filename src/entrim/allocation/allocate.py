@@ -200,6 +200,7 @@ class SelectedPoint:
 def select_point(
     problem: AllocationProblem,
     budget: Budget | None,
+    limits: Mapping[str, int | float],
     uninformative: float,
     *,
     latency_of: Callable[[AllocationPoint], float],
@@ -207,14 +208,14 @@ def select_point(
 ) -> SelectedPoint:
     """Return the first point within the budget, or the knee of the path without one.
 
-    Sizes and costs decide where the path may end; latency and error filter the points behind.
+    Sizes and costs, as absolute `limits`, decide where the path may end; latency and error filter
+    the points behind.
     `uninformative` is the divergence of outputs that do not depend on the image.
     """
     if budget is None:
         path = problem.greedy_path({}, then=BOTH)
         at = knee(problem, path, uninformative)
         return SelectedPoint(path=path, at=at, reason=f"at the knee: {_shares(problem, at)}")
-    limits = budget.limits(problem.sizes)
     path = problem.greedy_path(limits, then=BOTH if budget.latency is None else ("macs",))
     first = next(n for n, point in enumerate(path) if not exceeded(point.costs, limits))
     at = problem.fill_slack(path[first], limits) if limits else path[0]
@@ -228,7 +229,10 @@ def select_point(
             reasons.append(f"{1e3 * seconds:.3g} ms of {1e3 * budget.latency:.3g}")
     if budget.max_error is not None:
         if limits or budget.latency is not None:
+            widest = at
             at, error = _first_accurate([at, *path[first + 1 :]], budget.max_error, error_of)
+            if seconds is not None and at is not widest:
+                seconds = latency_of(at)
         else:
             at, error = _last_accurate(path, budget.max_error, error_of)
         reasons.append(f"error {error:.3g} of {budget.max_error:.3g}")

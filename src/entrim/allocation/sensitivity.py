@@ -20,12 +20,11 @@ from entrim.graph.eager import (
     call,
     copy_without_hooks,
     isolate_random_state,
+    leaves,
     samples,
 )
-from entrim.reconstruction.layer import masked_tensors, modified_tensors, refit_layer
+from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_tensors, refit_layer
 from entrim.selection.base import ChannelRanking
-from entrim.surgery.prune import zero_removed
-from entrim.surgery.verify import leaves
 
 Kept = Mapping[str, Sequence[int]]
 FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
@@ -86,7 +85,7 @@ class OutputGap:
         self.elements += b.numel()
 
     @property
-    def spread(self) -> float:
+    def squared_deviation(self) -> float:
         """The squared distance of what is wanted from its mean; 0 where only rounding is left."""
         mean = torch.as_tensor(self.total).square().sum() / max(self.rows, 1)
         left = self.power - float(mean)
@@ -95,7 +94,7 @@ class OutputGap:
     @property
     def variance(self) -> float:
         """The variance of what is wanted over the images, the mean over all elements."""
-        return self.spread / max(self.elements, 1)
+        return self.squared_deviation / max(self.elements, 1)
 
 
 def _real(output: Tensor) -> Tensor:
@@ -136,7 +135,7 @@ class SensitivityAnalyzer:
         on the original activations. One walk through the network holds what the layers ahead still
         read, nothing else.
         """
-        start = self._execution(held)
+        start = self._tensors_at(held)
         groups = self._by_place(trials)
         with torch.no_grad(), TensorStore(self.task.memory_limit) as shelf:
             stream = Execution(self.task.programs, self.task.batches, start, shelf, "held")
@@ -163,7 +162,7 @@ class SensitivityAnalyzer:
             ]
             return self._compare(blind).divergence
         if not are_logits(self.reference[0]):
-            return 1.0 if any(gap.spread > 0 for gap in self._own_spread()) else 0.0
+            return 1.0 if any(gap.squared_deviation > 0 for gap in self._reference_gaps()) else 0.0
         logits = [batch[0].double() for batch in self.reference]
         mean = torch.cat(logits).softmax(1).mean(0).log()
         return self._compare([[mean.expand_as(t)] for t in logits]).divergence
@@ -176,7 +175,7 @@ class SensitivityAnalyzer:
         """The number of images in each batch."""
         return [samples(batch) for batch in self.task.batches]
 
-    def _own_spread(self) -> list[OutputGap]:
+    def _reference_gaps(self) -> list[OutputGap]:
         gaps = [OutputGap() for _ in self.reference[0]]
         for batch, images in zip(self.reference, self._images, strict=True):
             for gap, output in zip(gaps, batch, strict=True):
@@ -188,12 +187,12 @@ class SensitivityAnalyzer:
         found: dict[int, list[Group]] = {}
         for name in trials:
             places = [
-                p for r in self.readers if name in r.site.columns_per_channel for p in r.call_sites
+                p for r in self.readers if name in r.spec.columns_per_channel for p in r.call_sites
             ]
             found.setdefault(min(places), []).append(self.graph.group(name))
         return found
 
-    def _execution(self, held: Kept) -> dict[str, Tensor]:
+    def _tensors_at(self, held: Kept) -> dict[str, Tensor]:
         stays = self.graph.kept_indices(held)
         tensors = masked_tensors(self.graph, stays, self.task.tensors)
         for reader in self.readers:
@@ -206,7 +205,7 @@ class SensitivityAnalyzer:
         stays = self.graph.kept_indices({**others, group.name: kept})
         tensors = dict(held.tensors)
         for reader in self.readers:
-            if group.name in reader.site.columns_per_channel:
+            if group.name in reader.spec.columns_per_channel:
                 self._refit(reader, stays, tensors)
         last = len(held.program.nodes)
         new = Execution(
@@ -229,14 +228,13 @@ class SensitivityAnalyzer:
         self, reader: BoundConsumer, kept_indices: KeptIndices, tensors: dict[str, Tensor]
     ) -> None:
         """Refit `reader` from its original weights, in place in `tensors`."""
-        original, weight = self.task.tensors, reader.site.weight
+        original, weight = self.task.tensors, reader.spec.weight
         dims = kept_indices.get(weight, {})
         for name in modified_tensors(reader):
             tensors[name] = original[name]
-        if reader.site.dim in dims:
-            tensors[weight] = original[weight].clone()
-            zero_removed(tensors[weight], reader.site.dim, dims)
-            gram = gram_of(self.grams, reader.site.layer)
+        if reader.spec.dim in dims:
+            tensors[weight] = mask_removed(original[weight], reader.spec.dim, dims)
+            gram = gram_of(self.grams, reader.spec.layer)
             refit_layer(reader, gram, kept_indices, original, tensors, self.ridge)
 
     def _outputs(self, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
@@ -263,7 +261,7 @@ def output_change(
     for batch, (some, others) in enumerate(zip(found, reference, strict=True)):
         for gap, a, b in zip(gaps, some, others, strict=True):
             gap.add(a, b, images[batch])
-    apart, spread = sum(gap.apart for gap in gaps), sum(gap.spread for gap in gaps)
+    apart, spread = sum(gap.apart for gap in gaps), sum(gap.squared_deviation for gap in gaps)
     error = apart / spread if spread > 0 else apart
     if sensitivity is not None:
         return OutputChange(_mean_sensitivity(sensitivity, found, reference, images), error)
@@ -314,7 +312,7 @@ def error_of(
             gaps = gaps or [OutputGap() for _ in wanted]
             for gap, a, b in zip(gaps, found, wanted, strict=True):
                 gap.add(a, b, samples(batch))
-    apart, spread = sum(gap.apart for gap in gaps), sum(gap.spread for gap in gaps)
+    apart, spread = sum(gap.apart for gap in gaps), sum(gap.squared_deviation for gap in gaps)
     return apart / spread if spread > 0 and math.isfinite(apart / spread) else None
 
 

@@ -89,6 +89,10 @@ class LayerStatistics:
         consumers = bind_consumers(forward.programs[0], graph)
         return cls(graph, forward, consumers, TensorStore(memory_limit))
 
+    def close(self) -> None:
+        """Remove everything that was collected."""
+        self.store.close()
+
     @property
     def unobservable_groups(self) -> set[str]:
         """The groups with a consumer whose inputs cannot be observed."""
@@ -98,7 +102,7 @@ class LayerStatistics:
     def consumers_of(self, *groups: Group) -> list[BoundConsumer]:
         """Return the layers that consume channels of any of `groups`."""
         names = {group.name for group in groups}
-        return [c for c in self.consumers.values() if names & c.site.columns_per_channel.keys()]
+        return [c for c in self.consumers.values() if names & c.spec.columns_per_channel.keys()]
 
     def has_single_consumer(self, group: Group) -> bool:
         """Whether one layer produces the channels and one call consumes them."""
@@ -111,7 +115,7 @@ class LayerStatistics:
             name
             for consumer in self.consumers_of(*groups)
             if size_of(consumer) > self.forward.memory_limit
-            for name in consumer.site.columns_per_channel
+            for name in consumer.spec.columns_per_channel
         }
 
     def collect(
@@ -120,7 +124,7 @@ class LayerStatistics:
         on_batch: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Collect the Gram matrices of `consumers` that are not in the store yet."""
-        missing = [c for c in consumers if c.site.layer not in self.store.values]
+        missing = [c for c in consumers if c.spec.layer not in self.store.values]
         capture(self.forward, missing, self.store, on_batch)
 
     def gram(self, layer: str) -> Gram:
@@ -133,7 +137,7 @@ class LayerStatistics:
             part
             for consumer in self.consumers_of(group)
             for part in moments_of(
-                consumer, self.gram(consumer.site.layer), group, self.forward.tensors
+                consumer, self.gram(consumer.spec.layer), group, self.forward.tensors
             )
         ]
 
@@ -166,18 +170,18 @@ def capture(
     batches = len(task.batches)
     for number, some in enumerate(runs):
         sums = {
-            reader.site.layer: PatchGram(reader.geometry, reader.channels, _device(task))
+            reader.spec.layer: PatchGram(reader.geometry, reader.channels, _device(task))
             for reader in some
         }
-        draws = {reader.site.layer: task.drawing(reader.site.layer) for reader in some}
+        draws = {reader.spec.layer: task.drawing(reader.spec.layer) for reader in some}
         with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
             for done, stream in enumerate(task.streams(shelf), number * batches + 1):
                 _watch(stream, some, sums, task.n_positions, draws)
                 on_batch(done, len(runs) * batches)
         for reader in some:
-            total = sums.pop(reader.site.layer)
-            grams.put(reader.site.layer, total.gram_sum)
-            grams.put((reader.site.layer, "count"), total.count)
+            total = sums.pop(reader.spec.layer)
+            grams.put(reader.spec.layer, total.gram_sum)
+            grams.put((reader.spec.layer, "count"), total.count)
 
 
 def in_double(x: Tensor) -> Tensor:
@@ -278,20 +282,20 @@ def moments_of(
     weights = [share.double() for share in shares(reader, group, tensors)]
     bias = torch.zeros(len(weights), len(weights[0]), dtype=torch.float64)
     if (
-        reader.site.intercept_target == "bias"
+        reader.spec.intercept_target == "bias"
         and reader.bias is not None
         and reader.reads_only(group)
     ):
         bias = tensors[reader.bias].double().cpu().view(bias.shape)
     return [
-        _moments(gram, number, table, weights[number], bias[number], reader.site.intercept_target)
+        _moments(gram, number, table, weights[number], bias[number], reader.spec.intercept_target)
         for number, table in enumerate(reader.of_group(group))
     ]
 
 
 def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the weights that the layer has on the channels of `group`, one for each matrix."""
-    weight = reader.matrices(tensors[reader.site.weight]).cpu()
+    weight = reader.matrices(tensors[reader.spec.weight]).cpu()
     return [
         weight[number][:, table.flatten().clamp_min(0)] * (table.flatten() >= 0)
         for number, table in enumerate(reader.of_group(group))
@@ -343,7 +347,7 @@ def _watch(
     for place in range(last + 1):
         if place in calls:
             reader, source = calls[place]
-            layer, x = reader.site.layer, reader.batched(stream.at(source, 0))
+            layer, x = reader.spec.layer, reader.merge_batch(stream.at(source, 0))
             sums[layer].add(in_double(x), _sample_positions(reader, x, n_positions, draws[layer]))
         stream.run(place)
         stream.free(place)

@@ -24,7 +24,7 @@ KeptIndices = Mapping[str, Mapping[int, Sequence[int]]]
 class BoundConsumer:
     """One layer of the exported network that reads cuttable channels."""
 
-    site: ConsumerLayer
+    spec: ConsumerLayer
     geometry: Geometry
     call_sites: tuple[int, ...]
     """Where it is called; more than once when its weight is shared."""
@@ -38,7 +38,7 @@ class BoundConsumer:
     @property
     def channels(self) -> int:
         """The channels that it reads, all groups of the convolution together."""
-        return self.shape[self.site.dim] * (1 if self.geometry.transposed else self.geometry.groups)
+        return self.shape[self.spec.dim] * (1 if self.geometry.transposed else self.geometry.groups)
 
     @property
     def columns(self) -> int:
@@ -48,7 +48,7 @@ class BoundConsumer:
     @property
     def outputs(self) -> int:
         """The channels that it puts out."""
-        size = self.shape[1 - self.site.dim]
+        size = self.shape[1 - self.spec.dim]
         return size * (self.geometry.groups if self.geometry.transposed else 1)
 
     def matrices(self, weight: Tensor) -> Float[Tensor, "groups M n"]:
@@ -89,18 +89,20 @@ class BoundConsumer:
         """Whether every column belongs to `group`."""
         return all(int((table >= 0).sum()) == self.columns for table in self.of_group(group))
 
-    def batched(self, x: Tensor) -> Tensor:
+    def merge_batch(self, x: Tensor) -> Tensor:
         """Return an input or output with a batch dimension; a layer may be called without one."""
         return x[None] if x.dim() == len(self.geometry.kernel) + 1 else x
 
     def _is_input(self, tensor: str, dim: int) -> bool:
-        return (tensor, dim) == (self.site.weight, self.site.dim)
+        return (tensor, dim) == (self.spec.weight, self.spec.dim)
 
-    def staying(self, kept_indices: KeptIndices) -> tuple[Int[Tensor, " D"], Int[Tensor, " M"]]:
+    def kept_channels(
+        self, kept_indices: KeptIndices
+    ) -> tuple[Int[Tensor, " D"], Int[Tensor, " M"]]:
         """Return the input and output channels that stay."""
-        dim = self.site.dim
+        dim = self.spec.dim
         inputs, outputs = (
-            torch.tensor(list(kept_indices.get(self.site.weight, {}).get(d, range(self.shape[d]))))
+            torch.tensor(list(kept_indices.get(self.spec.weight, {}).get(d, range(self.shape[d]))))
             for d in (dim, 1 - dim)
         )
         copies = torch.arange(self.geometry.groups)[:, None]
@@ -132,7 +134,7 @@ def bind_consumers(program: Program, graph: ChannelGraph) -> dict[str, BoundCons
             mixed.add(site.layer)
         elif known is not reader:
             places, inputs = (*known.call_sites, place), (*known.inputs, source)
-            found[site.layer] = replace(known, places=places, inputs=inputs)
+            found[site.layer] = replace(known, call_sites=places, inputs=inputs)
     return {layer: reader for layer, reader in found.items() if layer not in mixed}
 
 

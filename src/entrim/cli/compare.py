@@ -1,4 +1,4 @@
-"""`entrim compare`: several runs side by side."""
+"""`entrim compare`: compare several runs."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from entrim.cli.console import print_progress, table, tell_json
+from entrim.cli.console import print_json, print_result, table
 from entrim.cli.run_dir import require_run
 from entrim.report.numbers import percent, seconds, short, size
 from entrim.report.repeat import calls, command
@@ -15,10 +15,10 @@ from entrim.report.report_data import ReportData, read
 _EXAMPLES = """\
 examples:
   entrim compare small-30 small-50 paper
-  entrim compare runs/* --layers           adds the width of every layer
+  entrim compare runs/* --layers           with the width of every layer
   entrim compare runs/* --json"""
-NAMES = ("network", "images", "parameters", "of before", "MACs", "of before", "bytes", "latency")
-NAMES += ("output error", "worst layer error", "loss by distillation", "proof", "seconds")
+NAMES = ("network", "images", "parameters", "fraction", "MACs", "fraction", "bytes", "latency")
+NAMES += ("output error", "worst layer error", "distillation loss", "proof", "seconds")
 _GAP = "–"
 
 
@@ -26,34 +26,36 @@ def add(subparsers: Any) -> ArgumentParser:
     """Add the command."""
     parser: ArgumentParser = subparsers.add_parser(
         "compare",
-        help="show several saved runs side by side",
-        description="Show several saved runs side by side: sizes, errors, and how they were made.",
+        help="compare several saved runs",
+        description="Compare several saved runs: sizes, errors, and their commands.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("folders", metavar="DIR", nargs="+", help="folders of runs")
-    parser.add_argument("--layers", action="store_true", help="the width of every layer too")
+    parser.add_argument("--layers", action="store_true", help="show the width of every layer too")
     return parser
 
 
 def run(args: Namespace) -> int:
-    """Print one column a run."""
+    """Print one column per run."""
     for folder in args.folders:
         require_run(folder)
-    stories = [read(folder) for folder in args.folders]
+    runs = [read(folder) for folder in args.folders]
     if args.json:
-        tell_json([_plain(story) for story in stories])
+        print_json([_as_dict(data) for data in runs])
         return 0
-    columns = [["", *NAMES], *map(_column, headings(args.folders), stories)]
+    columns = [["", *NAMES], *map(_column, headings(args.folders), runs)]
     head, *rows = [list(row) for row in zip(*columns, strict=True)]
-    more = _layer_rows(stories) if args.layers else []
-    print_progress(table([head, *_scores(stories), *rows, *more]))
-    for story in stories:
-        print_progress("\n".join([f"\n{story.folder}:", *(f"  {line}" for line in _made(story))]))
+    more = _layer_rows(runs) if args.layers else []
+    print_result(table([head, *_scores(runs), *rows, *more]))
+    for data in runs:
+        print_result(
+            "\n".join([f"\n{data.folder}:", *(f"  {line}" for line in _origin_lines(data))])
+        )
     return 0
 
 
 def headings(folders: Sequence[str]) -> list[str]:
-    """Return the end of every path that tells it from the others.
+    """Return the shortest end of every path that distinguishes it from the others.
 
     >>> headings(["r1/x", "r2/x", "r2/y/"])
     ['r1/x', 'r2/x', 'y']
@@ -68,26 +70,29 @@ def headings(folders: Sequence[str]) -> list[str]:
     return found
 
 
-def _made(story: ReportData) -> list[str]:
-    """Return the commands that made a run, else the calls."""
-    return list(map(command, story.commands)) or calls(story.record)
+def _origin_lines(data: ReportData) -> list[str]:
+    """Return the commands that created a run, otherwise the calls."""
+    return list(map(command, data.commands)) or calls(data.record)
 
 
-def _scores(stories: Sequence[ReportData]) -> list[list[str]]:
-    """Return a row for every metric of any run."""
-    known = [story.record.score for story in stories]
+def _scores(runs: Sequence[ReportData]) -> list[list[str]]:
+    """Return one row for each metric of any run."""
+    known = [data.record.score for data in runs]
     return [
-        [name, *(_change(s.before, s.after) if s and s.name == name else _GAP for s in known)]
+        [
+            name,
+            *(_format_change(s.before, s.after) if s and s.name == name else _GAP for s in known),
+        ]
         for name in dict.fromkeys(score.name for score in known if score)
     ]
 
 
-def _change(before: float, after: float) -> str:
+def _format_change(before: float, after: float) -> str:
     return f"{before:.4g} → {after:.4g}"
 
 
-def _column(heading: str, story: ReportData) -> list[str]:
-    record, errors = story.record, [layer.error for layer in story.record.layers]
+def _column(heading: str, data: ReportData) -> list[str]:
+    record, errors = data.record, [layer.error for layer in data.record.layers]
     before, after, done = record.before, record.after, record.distilled
     return [
         heading,
@@ -101,16 +106,16 @@ def _column(heading: str, story: ReportData) -> list[str]:
         seconds(after.latency),
         _GAP if record.error is None else percent(record.error),
         percent(max(errors)) if errors else _GAP,
-        _change(done.before, done.after) if done is not None else _GAP,
+        _format_change(done.before, done.after) if done is not None else _GAP,
         f"{record.proof['final']:.0e}",
         f"{sum(record.seconds.values()):.1f}",
     ]
 
 
-def _layer_rows(stories: Sequence[ReportData]) -> list[list[str]]:
-    """Return a row for every layer of any run."""
-    names = dict.fromkeys(layer.name for story in stories for layer in story.layers)
-    known = [{layer.name: layer for layer in story.layers} for story in stories]
+def _layer_rows(runs: Sequence[ReportData]) -> list[list[str]]:
+    """Return one row for each layer of any run."""
+    names = dict.fromkeys(layer.name for data in runs for layer in data.layers)
+    known = [{layer.name: layer for layer in data.layers} for data in runs]
     return [
         [
             name,
@@ -123,19 +128,19 @@ def _layer_rows(stories: Sequence[ReportData]) -> list[list[str]]:
     ]
 
 
-def _plain(story: ReportData) -> dict[str, Any]:
-    record = story.record
+def _as_dict(data: ReportData) -> dict[str, Any]:
+    record = data.record
     return {
-        "folder": story.folder,
+        "folder": data.folder,
         "model": record.model,
         "images": record.images,
         "before": asdict(record.before),
         "after": asdict(record.after),
         "errors": {layer.layer: layer.error for layer in record.layers},
-        "widths": {layer.name: [layer.before, layer.after] for layer in story.layers},
+        "widths": {layer.name: [layer.before, layer.after] for layer in data.layers},
         "error": record.error,
         "score": None if record.score is None else asdict(record.score),
         "distilled": None if record.distilled is None else asdict(record.distilled),
-        "commands": [list(words) for words in story.commands],
+        "commands": [list(words) for words in data.commands],
         "calls": calls(record),
     }

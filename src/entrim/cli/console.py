@@ -1,4 +1,4 @@
-"""How a command is read: help of 80 columns, and one line for words that are no command."""
+"""The console: parser, results on stdout, progress on stderr, and messages that name options."""
 
 import argparse
 import io
@@ -17,13 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from entrim.callbacks import Callback, ProgressEvent
 from entrim.errors import CommandError, EntrimError, LoadError
-from entrim.records import ProgressEvent, Record
+from entrim.records import Record
 from entrim.report.numbers import percent, seconds, short, size, times
+
+# Tables
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows in columns: the first to the left, the others to the right."""
+    """Return the rows in columns: the first is aligned left, the others right."""
     widths = [max(columns_of(row[k]) for row in rows) for k in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -35,7 +38,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def columns_of(text: str) -> int:
-    """Return how many columns a terminal gives to `text`: two to a letter of Chinese, say.
+    """Return the columns that `text` takes on a terminal; East Asian characters take two.
 
     >>> columns_of("conv"), columns_of("卷积"), columns_of("e\u0301")
     (4, 4, 1)
@@ -48,13 +51,40 @@ def _gap(text: str, width: int) -> str:
     return " " * (width - columns_of(text))
 
 
+def size_table(record: Record) -> str:
+    """Return sizes, latency, output error and score before and after pruning."""
+    before, after = record.before, record.after
+    rows = [["", "before", "after", "less"]]
+    names = {"params": "parameters", "macs": "MACs", "latency": f"latency, batch of {after.batch}"}
+    for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
+        old, new = getattr(before, word), getattr(after, word)
+        rows.append([names.get(word, word), write(old), write(new), times(old, new)])
+    lines = [table(rows)]
+    if record.error is not None:
+        lines.append(f"output error: {percent(record.error)} of the variance of the outputs")
+    if record.score is not None:
+        lines.insert(0, f"{record.score}\n")
+    return "\n".join(lines)
+
+
+def width_table(record: Record) -> str:
+    """Return the kept channels of every group."""
+    rows = [["group", "channels", "kept", "fraction"]]
+    for group in record.groups:
+        kept = len(group.kept)
+        rows.append([group.name, str(group.channels), str(kept), percent(kept / group.channels)])
+    return table(rows)
+
+
+# Streams
+
 _RESULTS: ContextVar[TextIO | None] = ContextVar("results")
-"""The stream of results, where stdout is kept for them."""
+"""The stream of results, while stdout is reserved for them."""
 
 
 @contextmanager
-def stdout_for_results() -> Iterator[None]:
-    """Keep stdout for results: what the code of a network or a metric prints goes to stderr."""
+def reserve_stdout() -> Iterator[None]:
+    """Reserve stdout for results: anything that user code prints goes to stderr."""
     token = _RESULTS.set(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
@@ -63,167 +93,144 @@ def stdout_for_results() -> Iterator[None]:
         _RESULTS.reset(token)
 
 
-def print_progress(text: str) -> None:
-    """Print a result; where stdout is closed or full, that is no success."""
+def print_result(text: str) -> None:
+    """Print a result to stdout; raise if stdout is closed or full."""
     stdout = _RESULTS.get(sys.stdout)
-    if stdout is None:  # as Python has it where the descriptor is closed
-        raise _untold("it is closed")
+    if stdout is None:  # Python's value for a closed descriptor
+        raise _stdout_error("it is closed")
     try:
         print(text, file=stdout, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
-        give_up_stdout()
-        raise _untold(error.strerror) from error
+        discard_stdout()
+        raise _stdout_error(error.strerror) from error
 
 
-def tell_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Print a result for machines."""
-    print_progress(json.dumps(data, indent=2))
+def print_json(data: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print a result as JSON."""
+    print_result(json.dumps(data, indent=2))
 
 
-def _untold(reason: str | None) -> CommandError:
+def _stdout_error(reason: str | None) -> CommandError:
     return CommandError(
-        f"stdout does not take the result ({reason}): send it elsewhere; what was saved is intact"
+        f"the result cannot be written to stdout ({reason}): redirect it; saved files are intact"
     )
 
 
-def tell_reading(model: str, images: str | None) -> None:
-    """Say on stderr what is read, since that may take a while."""
+def print_reading(model: str, images: str | None) -> None:
+    """Print to stderr what is being read, because it may take a while."""
     print(f"reading {model}" + ("" if images is None else f" and {images}"), file=sys.stderr)
 
 
-def mend_streams() -> None:
-    """Let letters that stdout cannot show be replaced, and stderr be something to write to."""
+def repair_streams() -> None:
+    """Replace characters that stdout cannot encode, and open stderr if it is closed."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 it is open to the end
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 it stays open to the end
 
 
-def give_up_stdout() -> None:
-    """Let what is still to be written to stdout go nowhere, so that the end of Python is quiet."""
+def discard_stdout() -> None:
+    """Discard buffered output, so that Python does not report it when it exits."""
     stdout = _RESULTS.get(sys.stdout)
     assert stdout is not None
     os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
-def sizes(record: Record) -> str:
-    """Return what the network cost before and costs now, and how well it did and does."""
-    before, after = record.before, record.after
-    rows = [["", "before", "after", "less"]]
-    passed = f"latency, batch of {after.batch}"
-    names = {"params": "parameters", "macs": "MACs", "latency": passed}
-    for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
-        was, now = getattr(before, word), getattr(after, word)
-        name = names.get(word, word)
-        rows.append([name, write(was), write(now), times(was, now)])
-    told = [table(rows)]
-    if record.error is not None:
-        told.append(f"outputs {percent(record.error)} of their variance away from the original's")
-    if record.score is not None:
-        told.insert(0, f"{record.score}\n")
-    return "\n".join(told)
-
-
-def widths(record: Record) -> str:
-    """Return what every group keeps."""
-    rows = [["group", "channels", "kept", "stays"]]
-    for group in record.groups:
-        kept = len(group.kept)
-        rows.append([group.name, str(group.channels), str(kept), percent(kept / group.channels)])
-    return table(rows)
+# Progress
 
 
 @dataclass(slots=True)
-class Progress:
-    """One line a stage, written over on a terminal; elsewhere one now and then, and the last."""
+class ProgressDisplay(Callback):
+    """One line per stage: updated in place on a terminal, printed now and then elsewhere."""
 
     stream: Any = field(default_factory=lambda: sys.stderr)
     every: float = 60.0
-    """Seconds between two lines where nobody looks at a terminal."""
+    """Seconds between two lines if the stream is not a terminal."""
     each: frozenset[str] = frozenset()
-    """Stages of which every step is worth a line there."""
-    _first: ProgressEvent | None = None
-    """The first step of this stage that was heard of, and when: the time left follows from it."""
-    _begun: float = field(default_factory=time.monotonic)
-    _last: ProgressEvent | None = None
-    _told: float = field(default_factory=time.monotonic)
+    """Stages of which every step is printed then."""
+    _first_event: ProgressEvent | None = None
+    """The first event of the current stage; the remaining time is estimated from it."""
+    _started_at: float = field(default_factory=time.monotonic)
+    _last_event: ProgressEvent | None = None
+    _printed_at: float = field(default_factory=time.monotonic)
     _open: bool = False
-    """Whether the last step is not on a line of its own yet."""
+    """Whether the last event does not have a finished line yet."""
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressDisplay":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the last step on its line, for what is said next."""
-        self._close()
+        """Finish the line of the last event."""
+        self._end_stage()
 
-    def head(self, name: str) -> None:
-        """Name what the next steps belong to, on a line of its own."""
-        self._close()
-        self._first = None
+    def print_heading(self, name: str) -> None:
+        """Print a heading for the following steps."""
+        self._end_stage()
+        self._first_event = None
         self.stream.write(f"{name}:\n")
         self.stream.flush()
 
-    def __call__(self, step: ProgressEvent) -> None:
+    def on_step(self, event: ProgressEvent) -> None:
         """Show one step."""
-        first, last = self._first, self._last
-        if first is None or last is None or step.stage != first.stage or step.done < last.done:
-            self._close()
-            self._first, self._begun = step, time.monotonic()
-        self._last = step
+        first, last = self._first_event, self._last_event
+        if first is None or last is None or event.stage != first.stage or event.done < last.done:
+            self._end_stage()
+            self._first_event, self._started_at = event, time.monotonic()
+        self._last_event = event
         if self.stream.isatty():
-            self._draw(step)
-        elif self._due(step):
-            self._write(step)
+            self._draw(event)
+        elif self._is_due(event):
+            self._write(event)
         else:
             self._open = True
         self.stream.flush()
 
-    def _close(self) -> None:
-        """End a stage that ended before its total: its last step stays, or is told after all."""
+    def _end_stage(self) -> None:
+        """Finish the line of a stage that ended before its total."""
         if self._open and self.stream.isatty():
             self.stream.write("\n")
-        elif self._open and self._last is not None:
-            self._write(self._last)
+        elif self._open and self._last_event is not None:
+            self._write(self._last_event)
         self._open = False
         self.stream.flush()
 
-    def _write(self, step: ProgressEvent) -> None:
-        self._told, self._open = time.monotonic(), False
-        line = f"{step.stage}: {step.done} of {step.total}  {step.detail}"
+    def _write(self, event: ProgressEvent) -> None:
+        self._printed_at, self._open = time.monotonic(), False
+        line = f"{event.stage}: {event.done} of {event.total}  {event.detail}"
         self.stream.write(line.rstrip() + "\n")
 
-    def _draw(self, step: ProgressEvent) -> None:
-        """Write the line anew; above it stays a line for every group and layer that is settled."""
-        columns, settled = _columns(self.stream), ""
-        if step.settled:
-            settled = f"  {step.name:<24} {step.detail}"[:columns] + "\n"
-        self._open = step.done < step.total
+    def _draw(self, event: ProgressEvent) -> None:
+        """Redraw the line; final groups and layers get a permanent line above it."""
+        columns, final = _columns(self.stream), ""
+        if event.is_final:
+            final = f"  {event.name:<24} {event.detail}"[:columns] + "\n"
+        self._open = event.done < event.total
         end = "" if self._open else "\n"
-        self.stream.write(f"\r\x1b[K{settled}{self._line(step)[:columns]}{end}")
+        self.stream.write(f"\r\x1b[K{final}{self._line(event)[:columns]}{end}")
 
-    def _due(self, step: ProgressEvent) -> bool:
-        waited = time.monotonic() - self._told >= self.every
-        return waited or step.done >= step.total or step.stage in self.each
+    def _is_due(self, event: ProgressEvent) -> bool:
+        waited = time.monotonic() - self._printed_at >= self.every
+        return waited or event.done >= event.total or event.stage in self.each
 
-    def _line(self, step: ProgressEvent) -> str:
-        full = 20 * step.done // max(step.total, 1)
-        left = step.seconds_left if step.seconds_left is not None else self._left(step)
-        ahead = f"  {_duration(left)} left" if left and step.done < step.total else ""
+    def _line(self, event: ProgressEvent) -> str:
+        full = 20 * event.done // max(event.total, 1)
+        left = event.seconds_left if event.seconds_left is not None else self._seconds_left(event)
+        ahead = f"  {_duration(left)} left" if left and event.done < event.total else ""
         bar = "█" * full + "░" * (20 - full)
-        return f"{step.stage:<9} {bar} {step.done}/{step.total}{ahead}  {step.name}  {step.detail}"
+        counts = f"{event.done}/{event.total}{ahead}"
+        return f"{event.stage:<11} {bar} {counts}  {event.name}  {event.detail}"
 
-    def _left(self, step: ProgressEvent) -> float | None:
-        """Return the seconds left at the pace since the first step, None where that is this one."""
-        since = step.done - (step.done if self._first is None else self._first.done)
-        pace = time.monotonic() - self._begun
-        return pace / since * (step.total - step.done) if since > 0 else None
+    def _seconds_left(self, event: ProgressEvent) -> float | None:
+        """Return the estimated seconds left; None at the first step of a stage."""
+        since = event.done - (event.done if self._first_event is None else self._first_event.done)
+        pace = time.monotonic() - self._started_at
+        return pace / since * (event.total - event.done) if since > 0 else None
 
 
 def _duration(value: int | float) -> str:
-    """Return a time as one tells it when asked how long.
+    """Return a time in words.
 
     >>> _duration(0.2), _duration(7.4), _duration(400)
     ('less than a second', '7 s', '7 min')
@@ -234,7 +241,7 @@ def _duration(value: int | float) -> str:
 
 
 def _columns(stream: Any) -> int:
-    """Return how long a line may be so that the terminal does not break it."""
+    """Return how long a line may be without being wrapped."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
@@ -242,72 +249,100 @@ def _columns(stream: Any) -> int:
     return min(columns - 1 if columns > 1 else 100, 100)
 
 
-_OTHERS = {"widths": "--width", "score": "--metric", "patterns": "--part", "method": "--selector"}
-"""Keywords whose option has another name."""
+# Messages of the library, with options instead of parameters
+
+_OPTION_NAMES = {
+    "widths": "--width",
+    "score": "--metric",
+    "patterns": "--part",
+    "method": "--selector",
+    "weights": "--reconstruction",
+    "per_group": "--eps",
+    "batch": "--batch-size",
+}
+"""Parameters whose option has another name."""
+_BUDGET = "a budget such as --params 30%"
 _PHRASES = {
-    "a budget=": ("--params", "a budget, such as --params 30%"),
-    "budget=": ("--params", "a budget, such as --params 30%"),
-    "leave refit=True": ("--no-refit", "leave --no-refit out"),
-    "refit=False": ("--no-refit", "--no-refit"),
-    "correct=False": ("--no-correct", "--no-correct"),
-    "None to score all": ("--no-prune", "--no-prune to score all"),
-    'method="reference"': ("--alternation", "--alternation"),
+    "entrim.Widths(0.5) or a Budget": ("--width", f"--width 0.5 or {_BUDGET}"),
+    "pass Widths instead": ("--width", "pass --width instead"),
+    "pass a Budget": ("--params", f"pass {_BUDGET}"),
+    "an EntropicPenalty, or Widths with the entropic selector": (
+        "--width",
+        "--eps-w, or --width with --selector entropic",
+    ),
+    'Reconstruction(weights="solution")': ("--reconstruction", "--reconstruction solution"),
+    "reconstruction=None": ("--no-reconstruction", "--no-reconstruction"),
+    "single_consumer=False": (
+        "--single-consumer",
+        "leave out --single-consumer and --preset paper",
+    ),
+    "leave the selector out": ("--selector", "leave --selector out"),
+    "leave the order out": ("--order", "leave --order out"),
+    "or the widths": ("--width", "or --width"),
+    "None to score all": ("--no-early-stop", "--no-early-stop to score all"),
+    "another holdout": ("--holdout", "another --holdout"),
     "score raised": ("--metric", "--metric raised"),
     "score returned": ("--metric", "--metric returned"),
     "another name=": ("--metric", "another --out"),
 }
-"""What is said in a command that has the option, instead of what the library says."""
+"""Phrases of the library, the option that a command must have, and what replaces the phrase."""
 _VALUE = r'"(?P<word>\w+)"|\{"\*": (?P<all>[^}]+)\}|(?P<number>-?\d(?:[\d.,e+-]*\d)?)|(?P<none>)'
 _KEYWORD = re.compile(rf"(?<![\w./=-])(?P<name>[a-z][a-z_0-9]*)=(?:{_VALUE})(?![\w{{(])")
-_SUBJECT = re.compile(r"^(?P<name>[a-z][a-z_0-9]*)(?= is )")
+_SUBJECT = re.compile(r"^(?P<name>[a-z][a-z_0-9]*)(?= (?:is|must) )")
 _BARE = re.compile(r"(?<![\w./='\"-])(?P<name>[a-z]+(?:_[a-z0-9]+)+)(?![\w./='\"-])")
-"""A word with an underscore is a keyword of Python, wherever it stands."""
+"""A word with an underscore is a parameter wherever it appears."""
 
 
-def sentence_of(error: EntrimError, options: Collection[str]) -> str:
-    """Return what went wrong, as a command with these options says it.
+def error_message(error: EntrimError, options: Collection[str]) -> str:
+    """Return the message of an error for a command with these options.
 
-    Files are named as they are: what they are called may look like a keyword.
+    Messages about files are unchanged: a file name may look like a parameter.
     """
     if isinstance(error, CommandError | LoadError | OSError):
         return str(error)
-    return in_options(str(error), options)
+    return translate_options(str(error), options)
 
 
-def in_options(sentence: str, options: Collection[str]) -> str:
-    """Return the sentence with keywords of Python as options, where there are such options.
+def translate_options(message: str, options: Collection[str]) -> str:
+    """Return the message with Python parameters replaced by the options that exist.
 
-    >>> in_options('leave widths= out, raise memory_limit= or pass mode="independent"', {"--width"})
-    'leave --width out, raise memory_limit= or pass mode="independent"'
-    >>> in_options("round_to is 0: pass max_error=0.05", {"--round-to", "--max-error"})
+    >>> translate_options('leave widths= out, or raise memory_limit=', {"--width"})
+    'leave --width out, or raise memory_limit='
+    >>> translate_options("round_to is 0: pass max_error=0.05", {"--round-to", "--max-error"})
     '--round-to is 0: pass --max-error 0.05'
     """
-    for said, (needed, instead) in _PHRASES.items():
+    for phrase, (needed, replacement) in _PHRASES.items():
         if needed in options:
-            sentence = sentence.replace(said, instead)
+            message = message.replace(phrase, replacement)
 
     def option(found: re.Match[str]) -> str:
-        name = _OTHERS.get(found["name"], f"--{found['name'].replace('_', '-')}")
+        name = _OPTION_NAMES.get(found["name"], f"--{found['name'].replace('_', '-')}")
         if name not in options:
             return found[0]
         return " ".join((name, *_values(found.groupdict())))
 
     for pattern in (_KEYWORD, _SUBJECT, _BARE):
-        sentence = pattern.sub(option, sentence)
-    return sentence
+        message = pattern.sub(option, message)
+    return message
 
 
 def _values(found: Mapping[str, str | None]) -> list[str]:
-    return [value for key, value in found.items() if key != "name" and value]
+    return [
+        value.replace(",", "") if key == "number" else value
+        for key, value in found.items()
+        if key != "name" and value
+    ]
 
+
+# The parser
 
 EXAMPLES = "examples:"
-"""How a text begins whose lines stay as they are."""
+"""The beginning of a text whose lines are not wrapped."""
 _WIDE = 80
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Wraps descriptions, and leaves examples alone."""
+    """Wraps descriptions, but not examples."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(_WIDE, shutil.get_terminal_size().columns - 2))
@@ -319,18 +354,18 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; those of its commands too."""
+    """A parser that reports errors in one line; so do its subcommands."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2 and one line on stderr."""
+        """Exit with code 2 and one line on stderr."""
         self.exit(2, f"{self.prog}: error: {message}: see {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help on stdout as every result, so that a full disk is not passed over."""
+        """Print help like any result, so that a full disk is reported."""
         if file is sys.stdout:
-            print_progress(message.rstrip())
+            print_result(message.rstrip())
         else:
             super()._print_message(message, file)

@@ -1,9 +1,9 @@
-"""`entrim demo`: a small CNN for the digits that scikit-learn ships, made smaller without labels.
+"""`entrim demo`: train a small CNN on the digits of scikit-learn, and prune it without labels.
 
-Trains for some seconds, then cuts it with 300 unlabelled images in three ways: by the paper's
-method, by entrim's default within as many parameters, and at the same widths with channels drawn
-at random, rebuilt alike. Each is tested as it is, and again after a short fine tuning with the
-labels. Every cut is a run like any other: it can be reported, compared, exported and distilled.
+Training takes some seconds. The network is then pruned with 300 unlabeled images in three ways: by
+the method of the paper, by entrim's default to as many parameters, and to the same widths with
+random channels. All are tested as they are, and again after a short fine-tuning with labels. Each
+result is a run like any other: it can be reported, compared, exported and distilled.
 """
 
 import copy
@@ -18,27 +18,26 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from entrim.budget import Budget
-from entrim.cli.console import Progress, print_progress, table, tell_json
-from entrim.cli.run_dir import reported, reserved
+from entrim.callbacks import ProgressEvent
+from entrim.cli.console import ProgressDisplay, print_json, print_result, table
+from entrim.cli.run_dir import IMAGE_OPTIONS, reserve, write_report
+from entrim.config import Budget, Widths, paper_preset
 from entrim.errors import CommandError, MissingExtraError, SaveError
 from entrim.pipeline import sparsify
-from entrim.records import ProgressEvent
 from entrim.report.numbers import seconds, size
 from entrim.report.report_data import commands_in
-from entrim.sparsified import SparsifyResult
+from entrim.results import SparsifyResult
 from entrim.surgery.measure import measure
 
 EPS = 1e-2
-"""The strength of the paper's method: a thirtieth of the parameters remains."""
-EPOCHS, RATE = 30, 3e-3
-TUNED, SLOWLY = 5, 1e-3
-"""The epochs and the rate of the fine tuning."""
-LESSON, CALIBRATION = 1200, 300
-"""Images to learn from, and those of them to cut with; the others test."""
-PAPER, OURS, CHANCE = "paper", "entrim", "random"
-"""The cuts, which are called as their folders."""
-_TITLES = {PAPER: "the paper's method", OURS: "entrim", CHANCE: "random channels, rebuilt"}
+"""Strength of the paper's method: it keeps a thirtieth of the parameters."""
+EPOCHS, LEARNING_RATE = 30, 3e-3
+TUNING_EPOCHS, TUNING_RATE = 5, 1e-3
+TRAINING, CALIBRATION = 1200, 300
+"""Training images, and those of them that are used for pruning; all others are test images."""
+PAPER, OURS, RANDOM = "paper", "entrim", "random"
+"""The runs, by the names of their folders."""
+_TITLES = {PAPER: "the paper's method", OURS: "entrim", RANDOM: "random channels, reconstructed"}
 _IMAGES, _WEIGHTS = "digits.npy", "trained.safetensors"
 _EXAMPLES = """\
 examples:
@@ -49,7 +48,7 @@ examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the table tells of one network."""
+    """One network in the table."""
 
     parameters: int
     macs: int
@@ -63,55 +62,56 @@ def add(subparsers: Any) -> ArgumentParser:
     """Add the command."""
     parser: ArgumentParser = subparsers.add_parser(
         "demo",
-        help="train a small CNN on embedded digits and make it smaller, offline",
-        description="Train a small CNN on scikit-learn's digits, make it smaller without labels as "
-        "the paper does and as entrim does by default, fine tune it briefly, print a table, write "
-        "reports. No download.",
+        help="train a small CNN on included images and prune it, offline",
+        description="Train a small CNN on the digits of scikit-learn, prune it without labels by "
+        "the method of the paper and by the default of entrim, fine-tune it briefly, print a "
+        "table, and write reports. Nothing is downloaded.",
         epilog=_EXAMPLES,
     )
     parser.add_argument(
-        "--out", default="entrim-demo", metavar="DIR", help="the folder to write (entrim-demo)"
+        "--out", default="entrim-demo", metavar="DIR", help="the folder (default: entrim-demo)"
     )
     return parser
 
 
 def run(args: Namespace) -> int:
-    """Train, cut, fine tune, print."""
+    """Train, prune, fine-tune, print a table."""
     place = Path(args.out)
-    with reserved(place, check_folder), Progress() as progress:
+    with reserve(place, check_folder), ProgressDisplay() as progress:
         torch.manual_seed(0)
         x, y = _digits()
-        lesson, test = (x[:LESSON], y[:LESSON]), (x[LESSON:], y[LESSON:])
+        training, test = (x[:TRAINING], y[:TRAINING]), (x[TRAINING:], y[TRAINING:])
         model = network()
-        train(model, *lesson, progress)
-        _keep(place, model, x[:CALIBRATION])
-        rows, pages = {"trained": _train(model, place, test)}, {}
-        for name, cut in _cuts(model, x[:CALIBRATION], progress):
-            small = cut.with_scores(
-                lambda net: accuracy(net, *test), on=f"{len(test[0])} digits never seen"
+        train(model, *training, progress)
+        _save_inputs(place, model, x[:CALIBRATION])
+        rows, pages = {"trained": _original_row(model, place, test)}, {}
+        for name, pruned in _prune_all(model, x[:CALIBRATION], progress):
+            small = pruned.with_scores(
+                lambda net: accuracy(net, *test), on=f"{len(test[0])} test digits"
             )
             small.save(place / name)
-            pages[name] = reported(place / name, _as_a_run(args, place))
+            pages[name] = write_report(place / name, _run_arguments(args, place))
             tuned = copy.deepcopy(small.model)
-            train(tuned, *lesson, progress, stage="fine tune", epochs=TUNED, rate=SLOWLY)
-            rows[name] = _row(small, place / name, accuracy(tuned, *test))
-    _print_result(rows, pages, len(test[0]), args.json)
+            options = {"epochs": TUNING_EPOCHS, "rate": TUNING_RATE}
+            train(tuned, *training, progress, stage="fine-tune", **options)
+            rows[name] = _pruned_row(small, place / name, accuracy(tuned, *test))
+    _print_table(rows, pages, len(test[0]), args.json)
     return 0
 
 
 def check_folder(place: Path) -> None:
-    """Refuse a folder that holds anything else than an earlier demo."""
+    """Refuse a folder that contains anything other than an earlier demo."""
     known = {_IMAGES, _WEIGHTS, ".entrim.lock", *_TITLES}
     runs = [place / name for name in _TITLES if (place / name).exists()]
     ours = all(words[1:2] == ("demo",) for run in runs for words in commands_in(run) or [()])
     if not ours or {entry.name for entry in place.iterdir()} - known:
         raise CommandError(
-            f"{place} holds something else than a demo: name another folder with --out"
+            f"{place} contains something other than a demo: name another folder with --out"
         )
 
 
-def _keep(place: Path, model: nn.Module, images: Tensor) -> None:
-    """Write what later commands on the cuts ask for: the images, and the trained weights."""
+def _save_inputs(place: Path, model: nn.Module, images: Tensor) -> None:
+    """Write the images and the trained weights, which later commands on the runs need."""
     try:
         np.save(place / _IMAGES, images.numpy())
         save_file(model.state_dict(), place / _WEIGHTS)
@@ -119,33 +119,32 @@ def _keep(place: Path, model: nn.Module, images: Tensor) -> None:
         raise SaveError(f"{place} cannot be written ({error}): make room") from error
 
 
-def _as_a_run(args: Namespace, place: Path) -> Namespace:
-    """Return the arguments with network and images, as those of a run on files have them."""
-    seen = dict.fromkeys(("key", "resize", "channels", "mean", "std"))
+def _run_arguments(args: Namespace, place: Path) -> Namespace:
+    """Return the arguments of a command that prunes this network with these images."""
     model = f"{__name__}:{network.__name__}"
     files = {"weights": str(place / _WEIGHTS), "images": str(place / _IMAGES)}
-    return Namespace(words=args.words, model=model, **files, **seen, scale=255.0)
+    options = {**dict.fromkeys(("key", *IMAGE_OPTIONS)), "scale": 255.0}
+    return Namespace(words=args.words, model=model, **files, **options)
 
 
-def _cuts(
-    model: nn.Module, images: Tensor, progress: Progress
+def _prune_all(
+    model: nn.Module, images: Tensor, progress: ProgressDisplay
 ) -> Iterator[tuple[str, SparsifyResult]]:
-    """Yield the cuts one after the other."""
+    """Yield the three pruned networks."""
 
-    def cut(name: str, **options: Any) -> SparsifyResult:
-        progress.head(_TITLES[name])
-        generator = torch.Generator().manual_seed(0)
-        return sparsify(model, images, generator=generator, on_step=progress, **options)
+    def prune(name: str, **options: Any) -> SparsifyResult:
+        progress.print_heading(_TITLES[name])
+        return sparsify(model, images, callbacks=[progress], **options)
 
-    paper = cut(PAPER, preset="paper", eps_w=-EPS, eps_l2=EPS)
+    paper = prune(PAPER, **paper_preset(-EPS, EPS))
     yield PAPER, paper
-    ours = cut(OURS, budget=Budget(params=paper.record.after.params))
+    ours = prune(OURS, budget=Budget(params=paper.record.after.params))
     yield OURS, ours
-    widths = {group.name: len(group.kept) for group in ours.record.groups}
-    yield CHANCE, cut(CHANCE, widths=widths, selector="random")
+    widths = Widths({group.name: len(group.kept) for group in ours.record.groups})
+    yield RANDOM, prune(RANDOM, budget=widths, selector="random")
 
 
-def _train(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
+def _original_row(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
     cost = measure(model, test[0][:4])
     return Row(
         parameters=cost.params,
@@ -156,7 +155,7 @@ def _train(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
     )
 
 
-def _row(small: SparsifyResult, folder: Path, tuned: float) -> Row:
+def _pruned_row(small: SparsifyResult, folder: Path, tuned: float) -> Row:
     after, score = small.record.after, small.record.score
     assert score is not None
     return Row(
@@ -188,13 +187,13 @@ def train(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    progress: Progress | None = None,
+    progress: ProgressDisplay | None = None,
     *,
     stage: str = "train",
     epochs: int = EPOCHS,
-    rate: float = RATE,
+    rate: float = LEARNING_RATE,
 ) -> None:
-    """Fit `model` to the labelled images."""
+    """Train `model` on labeled images."""
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for epoch in range(1, epochs + 1):
         for rows in torch.randperm(len(x)).split(100):
@@ -202,13 +201,14 @@ def train(
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             optimizer.step()
         if progress is not None:
-            progress(ProgressEvent(stage=stage, name=f"epoch {epoch}", done=epoch, total=epochs))
+            name = f"epoch {epoch}"
+            progress.on_step(ProgressEvent(stage=stage, name=name, done=epoch, total=epochs))
     model.eval()
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the percentage of images whose largest output is the right class."""
+    """Return the accuracy in percent."""
     return 100 * float((model(x).argmax(1) == y).double().mean())
 
 
@@ -223,16 +223,16 @@ def _digits() -> tuple[Tensor, Tensor]:
     return x, torch.as_tensor(classes)[order]
 
 
-def _print_result(
+def _print_table(
     rows: Mapping[str, Row], pages: Mapping[str, Path], images: int, as_json: bool
 ) -> None:
     if as_json:
         found = {name: asdict(row) for name, row in rows.items()}
         reports = {name: str(page) for name, page in pages.items()}
-        tell_json({"rows": found, "images": images, "reports": reports})
+        print_json({"rows": found, "images": images, "reports": reports})
         return
-    head = ["", "parameters", "MACs", "on disk", "latency", "accuracy, %", "fine tuned, %"]
-    shown = [
+    head = ["", "parameters", "MACs", "on disk", "latency", "accuracy, %", "fine-tuned, %"]
+    lines = [
         [
             _TITLES.get(name, name),
             f"{row.parameters:,}",
@@ -244,9 +244,9 @@ def _print_result(
         ]
         for name, row in rows.items()
     ]
-    print_progress(
-        f"accuracy on {images} digits never seen, as cut without labels, and after {TUNED} epochs "
-        "of fine tuning with labels"
+    print_result(
+        f"accuracy on {images} test digits: pruned without labels, and after {TUNING_EPOCHS} "
+        "epochs of fine-tuning with labels"
     )
-    print_progress(table([head, *shown]))
-    print_progress(f"reports: {pages[OURS]}, and of the paper's method {pages[PAPER]}")
+    print_result(table([head, *lines]))
+    print_result(f"reports: {pages[OURS]}, and for the paper's method {pages[PAPER]}")

@@ -1,4 +1,4 @@
-"""`entrim inspect`: what a network is made of, and what can go."""
+"""`entrim inspect`: the layers of a network, and the channels that can be pruned."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from entrim.cli.console import columns_of, print_progress, tell_json, tell_reading
+from entrim.cli import units
+from entrim.cli.console import columns_of, print_json, print_reading, print_result
 from entrim.cli.model import add_model, read_model
-from entrim.cli.units import sizes
 from entrim.errors import CommandError
 from entrim.graph.channel_graph import ChannelGraph
 from entrim.report.numbers import percent, short
@@ -32,63 +32,67 @@ class Entry:
     class_name: str
     depth: int
     params: int
-    """Of the module and all inside it."""
+    """Of the module and its children."""
     macs: int
-    """For one image."""
+    """Per image."""
     leaf: bool
     group: str | None = None
     """The group that its channels belong to."""
     channels: int = 0
-    """Those that can be cut."""
+    """Channels that can be pruned."""
     follows: tuple[tuple[int, str], ...] = ()
-    """How many it passes on without making them, as a depthwise layer does, and of which group."""
+    """Channels that it passes on, as a depthwise layer does, and their groups."""
     frozen: tuple[tuple[int, str], ...] = ()
-    """How many had to stay, and why."""
+    """Frozen channels, and the reasons."""
 
 
 def add(subparsers: Any) -> ArgumentParser:
     """Add the command."""
     parser: ArgumentParser = subparsers.add_parser(
         "inspect",
-        help="show the layers of a network, what can be cut, what is frozen and why",
-        description="Show a network as a tree: where parameters and MACs sit, which channels can "
-        "be cut, which are frozen and why. The code of MODEL is run.",
+        help="show the layers of a network, and which channels can be pruned",
+        description="Show a network as a tree: parameters and MACs of every module, and which "
+        "channels can be pruned or are frozen, with the reason. The code of MODEL is executed.",
         epilog=_EXAMPLES,
     )
     add_model(parser)
     parser.add_argument(
-        "--shape", type=sizes, required=True, metavar="C,H,W", help="of one image, such as 3,32,32"
+        "--shape",
+        type=units.sizes,
+        required=True,
+        metavar="C,H,W",
+        help="shape of one image, such as 3,32,32",
     )
     return parser
 
 
 def run(args: Namespace) -> int:
     """Print the tree."""
-    tell_reading(args.model, None)
+    print_reading(args.model, None)
     model = read_model(args.model, args.weights)
-    example = torch.randn(2, *args.shape, generator=torch.Generator().manual_seed(0))
-    macs = _macs(model, example)
-    graph = trace(model, example)
+    inputs = torch.randn(2, *args.shape, generator=torch.Generator().manual_seed(0))
+    macs = _macs(model, inputs)
+    graph = trace(model, inputs)
     found = list(entries(model, graph, macs))
     if args.json:
         groups = {group.name: group.channels for group in graph.groups}
         layers = [asdict(entry) for entry in found if entry.leaf]
-        tell_json({"model": type(model).__name__, "groups": groups, "layers": layers})
+        print_json({"model": type(model).__name__, "groups": groups, "layers": layers})
     else:
-        print_progress(tree(found))
-        print_progress(_summary(graph))
+        print_result(tree(found))
+        print_result(_summary(graph))
     return 0
 
 
 def entries(model: nn.Module, graph: ChannelGraph, macs: Mapping[str, int]) -> Iterator[Entry]:
-    """Yield every module that has parameters, from the outside in."""
-    made = {layer: group for group in graph.groups for layer in group.layers}
-    passed, operations = _passed(graph), _operations(model)
+    """Yield every module that has parameters, parents first."""
+    produced = {layer: group for group in graph.groups for layer in group.layers}
+    passed, operations = _passed_groups(graph), _operations(model)
     for name, module in model.named_modules():
         params = sum(parameter.numel() for parameter in module.parameters())
         if not params:
             continue
-        group = made.get(name)
+        group = produced.get(name)
         yield Entry(
             name=name,
             class_name=type(module).__name__ if operations is None else operations.get(name, ""),
@@ -103,8 +107,8 @@ def entries(model: nn.Module, graph: ChannelGraph, macs: Mapping[str, int]) -> I
         )
 
 
-def _passed(graph: ChannelGraph) -> dict[str, list[tuple[int, str]]]:
-    """Return, for layers that pass channels on one by one, how many are of which group."""
+def _passed_groups(graph: ChannelGraph) -> dict[str, list[tuple[int, str]]]:
+    """Return the groups of the channels that layers pass on one by one, with their numbers."""
     read = {(site.weight, site.dim) for site in graph.consumers}
     found: dict[str, list[tuple[int, str]]] = {}
     for group in graph.groups:
@@ -118,9 +122,9 @@ def _passed(graph: ChannelGraph) -> dict[str, list[tuple[int, str]]]:
 
 
 def _operations(model: nn.Module) -> dict[str, str] | None:
-    """Return what an exported program does with the tensors of each of its modules.
+    """Return the operations on the tensors of each module of an exported program.
 
-    Their classes are lost; None of any other network, whose modules tell their own.
+    Their classes are lost. None for other networks, whose modules have classes.
     """
     if not isinstance(model, fx.GraphModule):
         return None
@@ -135,21 +139,21 @@ def _operations(model: nn.Module) -> dict[str, str] | None:
 
 
 def tree(found: Sequence[Entry]) -> str:
-    """Return the modules as a tree, with figures to the right."""
-    whole = found[0]
-    stems = [_stem(found, k) for k in range(len(found))]
+    """Return the modules as a tree, with sizes on the right."""
+    root = found[0]
+    stems = [_label(found, k) for k in range(len(found))]
     wide = max(columns_of(stem) for stem in stems)
     head = f"{' ' * wide}  {'parameters':>16}  {'MACs':>16}  channels"
     lines = [
-        f"{stem}{' ' * (wide - columns_of(stem))}  {_part(e.params, whole.params)}  "
-        f"{_part(e.macs, whole.macs)}  {_fate(e)}"
+        f"{stem}{' ' * (wide - columns_of(stem))}  {_part(e.params, root.params)}  "
+        f"{_part(e.macs, root.macs)}  {_describe(e)}"
         for stem, e in zip(stems, found, strict=True)
     ]
     return "\n".join(line.rstrip() for line in (head, *lines))
 
 
-def _stem(found: Sequence[Entry], place: int) -> str:
-    """Return branches, name and kind of one entry."""
+def _label(found: Sequence[Entry], place: int) -> str:
+    """Return branches, name and class of one entry."""
     entry = found[place]
     if not entry.depth:
         return entry.class_name
@@ -167,37 +171,37 @@ def _part(value: int, full: int) -> str:
     return f"{short(value):>8} {percent(value / max(full, 1)):>7}" if value else f"{'':>16}"
 
 
-def _fate(entry: Entry) -> str:
-    said = []
+def _describe(entry: Entry) -> str:
+    notes = []
     if entry.group is not None:
         shared = "" if entry.group == entry.name else f" together with {entry.group}"
-        said.append(f"{entry.channels} can be cut{shared}")
-    said += [f"{count} go together with {group}" for count, group in entry.follows]
-    said += [f"{count} frozen: {reason}" for count, reason in entry.frozen]
-    return "; ".join(said)
+        notes.append(f"{entry.channels} can be pruned{shared}")
+    notes += [f"{count} follow {group}" for count, group in entry.follows]
+    notes += [f"{count} frozen: {reason}" for count, reason in entry.frozen]
+    return "; ".join(notes)
 
 
 def _summary(graph: ChannelGraph) -> str:
     free = sum(group.channels for group in graph.groups)
-    held = sum(frozen.channels for frozen in graph.frozen)
+    frozen = sum(item.channels for item in graph.frozen)
     number = len(graph.groups)
     groups = f"{number} group{'s' * (number != 1)}"
-    return f"\n{groups} with {free:,} channels can be cut, {held:,} are frozen"
+    return f"\n{groups} with {free:,} channels can be pruned, {frozen:,} channels are frozen"
 
 
 @torch.no_grad()
 def _macs(model: nn.Module, example_inputs: torch.Tensor) -> dict[str, int]:
-    """Return the multiply-accumulates of every module for one image."""
+    """Return the multiply-accumulates of every module per image."""
     like = next(model.parameters(), example_inputs)
     counter = FlopCounterMode(display=False)
     try:
         with counter:
             model(example_inputs.to(like.device, like.dtype))
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
+        reason = (str(error).splitlines() or [""])[0]
         raise CommandError(
-            f"the network cannot read images of shape {tuple(example_inputs.shape[1:])} ({said}): "
-            "pass --shape as it was trained with"
+            f"the network cannot read images of shape {tuple(example_inputs.shape[1:])} "
+            f"({reason}): pass --shape as in its training"
         ) from error
     root = type(model).__name__
     found = {}

@@ -1,6 +1,6 @@
-"""`entrim`: which command is meant, and how it ends.
+"""`entrim`: parse the command line and run one command.
 
-Exit codes: 0 done, 1 refused or failed with one sentence on stderr, 2 wrong usage.
+Exit codes: 0 success, 1 refused or failed with one sentence on stderr, 2 wrong usage.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import entrim
 from entrim.cli import compare, completion, demo, distill, export, inspect, report, search, sparsify
 from entrim.cli.console import (
     Parser,
-    give_up_stdout,
-    in_options,
-    mend_streams,
-    sentence_of,
-    stdout_for_results,
+    discard_stdout,
+    error_message,
+    repair_streams,
+    reserve_stdout,
+    translate_options,
 )
 from entrim.errors import CommandError, EntrimError
 
@@ -28,88 +28,88 @@ COMMANDS = (
     demo, inspect, sparsify, search, distill, export, report, compare, completion
 )  # fmt: skip
 _EPILOG = """\
-Exit codes: 0 done; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
+Exit codes: 0 success; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
 Results go to stdout, progress and warnings to stderr. entrim COMMAND --help shows examples."""
 
 
 def parser() -> Parser:
     """Return the parser of all commands."""
-    whole = Parser(
+    full = Parser(
         prog="entrim",
-        description="Make a pre-trained CNN physically smaller, from a few unlabelled images.",
+        description="Make a pre-trained CNN physically smaller, with a few unlabeled images.",
         epilog=_EPILOG,
     )
-    whole.add_argument(
+    full.add_argument(
         "--version",
         action="version",
         version=f"entrim {entrim.__version__}",
         help="print the version and exit",
     )
-    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = full.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         added = module.add(commands)
         added.set_defaults(run=module.run, own=added)
         added.add_argument("--json", action="store_true", help="print the result as JSON")
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return whole
+    return full
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug, options = "--debug" in words, set[str]()
-    mend_streams()
+    repair_streams()
     try:
-        args = _understood(words)
+        args = _parse(words)
         options |= set(args.own._option_string_actions)
-        return _ran(args, options)
+        return _run(args, options)
     except KeyboardInterrupt as stop:
-        kept = str(stop) or "what was saved before is intact"
-        return _failed(f"interrupted: {kept}", debug)
+        kept = str(stop) or "saved files are intact"
+        return _fail(f"interrupted: {kept}", debug)
     except EntrimError as error:
-        return _failed(sentence_of(error, options), debug)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        give_up_stdout()
+        return _fail(error_message(error, options), debug)
+    except BrokenPipeError:  # the reader of stdout has closed it
+        discard_stdout()
         return 1
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _failed(f"{what} (unexpected: run again with --debug to see where)", debug)
+        return _fail(f"{what} (unexpected: run again with --debug for the traceback)", debug)
 
 
-def _understood(words: list[str]) -> argparse.Namespace:
-    """Return what the words ask for; those that ask for nothing are answered with the help."""
-    whole = parser()
+def _parse(words: list[str]) -> argparse.Namespace:
+    """Return the parsed arguments; without any, print the help and exit."""
+    full = parser()
     if not words:
-        whole.print_help(sys.stderr)
+        full.print_help(sys.stderr)
         raise SystemExit(2)
-    args, odd = whole.parse_known_args(_negatives(words))
-    if odd:
-        args.own.error(f"unrecognized arguments: {' '.join(odd)}")
-    args.words, args.parser = words, whole
+    args, unknown = full.parse_known_args(_join_negatives(words))
+    if unknown:
+        args.own.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.words, args.parser = words, full
     return args
 
 
-def _ran(args: argparse.Namespace, options: Collection[str]) -> int:
-    """Run the command that `args` name; our own warnings are told as sentences."""
+def _run(args: argparse.Namespace, options: Collection[str]) -> int:
+    """Run the command; print the warnings of entrim as sentences."""
 
-    def told(message: Warning | str, category: type[Warning], *_: object) -> None:
-        if category.__module__.startswith("entrim"):  # others are for their developers
-            print(f"entrim: warning: {in_options(str(message), options)}", file=sys.stderr)
+    def show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+        if category.__module__.startswith("entrim"):  # others concern developers
+            print(f"entrim: warning: {translate_options(str(message), options)}", file=sys.stderr)
 
-    with warnings.catch_warnings(), _terminable(), stdout_for_results():
-        warnings.showwarning = told
+    with warnings.catch_warnings(), _convert_sigterm(), reserve_stdout():
+        warnings.showwarning = show_warning
         try:
             return args.run(args)
         except SystemExit as stop:
             raise CommandError(
-                f"code that was run called sys.exit({stop.code!r}): let it return or raise instead "
+                f"user code called sys.exit({stop.code!r}): let it return or raise instead "
                 "(--debug shows where)"
             ) from stop
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let a SIGTERM end the block as Ctrl-C does."""
+def _convert_sigterm() -> Iterator[None]:
+    """Let SIGTERM interrupt the block like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -120,26 +120,31 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _failed(sentence: str, debug: bool) -> int:
+def _fail(message: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"entrim: {sentence}", file=sys.stderr)
+    print(f"entrim: {message}", file=sys.stderr)
     return 1
 
 
-def _negatives(words: Sequence[str]) -> list[str]:
-    """Return the words with `--option -1e-4` written as `--option=-1e-4`, as argparse wants it."""
+def _join_negatives(words: Sequence[str]) -> list[str]:
+    """Return the words with `--option -1e-4` as `--option=-1e-4`, as argparse needs it."""
     found: list[str] = []
     for word in words:
         before = found[-1] if found else ""
-        if word.startswith("-") and before.startswith("--") and "=" not in before and _number(word):
+        if (
+            word.startswith("-")
+            and before.startswith("--")
+            and "=" not in before
+            and _is_number(word)
+        ):
             found[-1] = f"{before}={word}"
         else:
             found.append(word)
     return found
 
 
-def _number(word: str) -> bool:
+def _is_number(word: str) -> bool:
     try:
         float(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The folder of a run: reserved before any work, and what is noted in it beside the network."""
+"""The folder of a run: checked before any work, and the files in it besides the network."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -12,41 +12,41 @@ from typing import Any
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.report.page import write
 from entrim.report.report_data import COMMAND, commands_in
-from entrim.sparsified import SparsifyResult
+from entrim.results import SparsifyResult
 from entrim.storage import atomic
 from entrim.storage.checkpoint import UNFINISHED
 from entrim.storage.model_folder import CHECKPOINT, MANIFEST, is_free, read_manifest
 
-SIGHT = ("resize", "channels", "mean", "std", "scale")
-"""How image files become what the network reads."""
+IMAGE_OPTIONS = ("resize", "channels", "mean", "std", "scale")
+"""How image files are converted."""
 LOGS = "search-*.log"
-"""The notebooks of a search in its folder."""
-_LINES, _NUMBERS = ("model", "weights", "images", "key"), ("channels", "scale")
+"""The storage files of a search."""
+_STRINGS, _NUMBERS = ("model", "weights", "images", "key"), ("channels", "scale")
 
 
 def add_out(parser: ArgumentParser) -> None:
     """Add the arguments that name the folder of a run."""
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(
-        "--force", action="store_true", help="replace or discard what DIR holds of another run"
+        "--force", action="store_true", help="replace or discard another run in DIR"
     )
 
 
 @contextmanager
-def reserved(place: Path, refuse: Callable[[Path], None]) -> Iterator[None]:
-    """Refuse a folder that cannot be written before any work; leave none behind that is empty.
+def reserve(place: Path, check: Callable[[Path], None]) -> Iterator[None]:
+    """Check that a folder can be written before any work; remove it if it stays empty.
 
-    `refuse` raises where a folder that holds something shall not be written to.
+    `check` is called for a folder that is not empty, and raises if it must not be written.
     """
-    there = place.exists()
-    if there and not place.is_dir():
+    exists = place.exists()
+    if exists and not place.is_dir():
         raise CommandError(f"{place} is a file: name another folder with --out")
-    ours = not there or (is_free(place) and any(place.iterdir()))
-    if there and any(place.iterdir()):
-        refuse(place)
+    ours = not exists or (is_free(place) and any(place.iterdir()))
+    if exists and any(place.iterdir()):
+        check(place)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        probe = place / ".entrim.lock"  # what save() locks: the folder stays one of ours
+        probe = place / ".entrim.lock"  # the lock of save(): the folder stays free
         with probe.open("ab"), TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -57,33 +57,32 @@ def reserved(place: Path, refuse: Callable[[Path], None]) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
-            if ours and is_free(place):  # of a search others may still hold the lock
+            if ours and is_free(place):  # other processes of a search may hold the lock
                 probe.unlink(missing_ok=True)
                 place.rmdir()
         raise
 
 
 @contextmanager
-def keeping(place: Path, mark: str, what: str) -> Iterator[None]:
-    """Say of an interruption what is kept of the run in `place`, where there is a file `mark`."""
+def explain_interruption(place: Path, pattern: str, what: str) -> Iterator[None]:
+    """Explain what an interruption leaves in `place`: `what`, if a file matches `pattern`."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = "nothing was finished yet, and what was saved before is intact"
-        if any(place.glob(mark)):
-            kept = f"{what} kept in {place}, and the same command goes on from there"
+        kept = "nothing was finished yet, and saved files are intact"
+        if any(place.glob(pattern)):
+            kept = f"{what} kept in {place}, and the same command continues from there"
         raise KeyboardInterrupt(kept) from None
 
 
-def check_held(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
-    """Refuse a folder of something else, of another run unless forced, or of one not finished.
+def check_contents(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
+    """Refuse a folder with other files, with another run unless forced, or an unfinished run.
 
-    `mine` is what this command leaves of a run that was not finished, and takes up again.
+    `mine` is the name of the unfinished state that this command continues from.
     """
     if any((place / name).exists() for name in (CHECKPOINT, UNFINISHED) if name != mine):
         raise CommandError(
-            f"{place} holds a run that was not finished: go on with its command, or name another "
-            "folder"
+            f"{place} contains an unfinished run: repeat its command, or name another folder"
         )
     if is_free(place):
         return
@@ -91,27 +90,31 @@ def check_held(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
         read_manifest(place)
     except LoadError as error:
         raise CommandError(
-            f"{place} holds something else than a run of entrim: name another folder with --out"
+            f"{place} contains something other than a run of entrim: name another folder with --out"
         ) from error
     if force:
         return
     *_, last = ((), *commands_in(place))
-    if _plain_words(last) == _plain_words(("entrim", *args.words)):
+    if is_same_command(last, args):
         raise CommandError(
-            f"{place} holds the run of this command, and it is finished: pass --force to do it anew"
+            f"{place} contains the finished run of this command: pass --force to run it again"
         )
     raise CommandError(
-        f"{place} holds another run: name another folder, or pass --force to replace it"
+        f"{place} contains another run: name another folder, or pass --force to replace it"
     )
 
 
-def _plain_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command that decide on its result."""
+def is_same_command(words: Sequence[str], args: Namespace) -> bool:
+    """Whether the words of a command give the same result as `args`."""
+    return _relevant_words(words) == _relevant_words(("entrim", *args.words))
+
+
+def _relevant_words(words: Sequence[str]) -> list[str]:
     return [word for word in words if word not in ("--json", "--debug", "--force")]
 
 
 def require_run(folder: str) -> None:
-    """Refuse a folder without a finished run, each kind with its own remedy."""
+    """Refuse a folder without a finished run."""
     place = Path(folder)
     if (place / MANIFEST).exists():
         read_manifest(place)
@@ -123,36 +126,36 @@ def require_run(folder: str) -> None:
     if not place.is_dir():
         raise CommandError(f"{place} is a file: name the folder of a run")
     if any((place / name).exists() for name in (CHECKPOINT, UNFINISHED)):
-        raise CommandError(
-            f"{place} holds a run that was not finished: give the same command again to finish it"
-        )
+        raise CommandError(f"{place} contains an unfinished run: repeat its command to finish it")
     inside = sorted(file.parent for file in place.glob(f"*/{MANIFEST}"))
     if inside:
         raise CommandError(
-            f"{place} is no run itself but holds some: name one of them, such as {inside[0]}"
+            f"{place} is not a run but contains runs: name one of them, such as {inside[0]}"
         )
     if any(place.glob(LOGS)):
         raise CommandError(
-            f"{place} holds a search of which no network is saved: give its command again with "
-            "--pick and the number of a trial"
+            f"{place} contains a search without a saved network: repeat its command with --pick "
+            "and the number of a trial"
         )
     raise CommandError(
-        f"{place} holds no run: name a folder that sparsify, search, distill or save() wrote"
+        f"{place} contains no run: name a folder that sparsify, search, distill or save() wrote"
     )
 
 
-def reported(place: Path, args: Namespace, taken_up: Path | None = None) -> Path:
-    """Note the command and what it read beside the network, and write the page.
+def write_report(place: Path, args: Namespace, source: Path | None = None) -> Path:
+    """Write the command and the report next to the network.
 
-    The commands of a run that was `taken_up` are noted before this one.
+    The commands of the run that this one started from, in `source`, are written before its own.
     """
-    before = () if taken_up is None else commands_in(taken_up)
-    note(place / COMMAND, {**noted(args), "before": before} if before else noted(args))
+    before = () if source is None else commands_in(source)
+    write_json(
+        place / COMMAND, {**command_note(args), "before": before} if before else command_note(args)
+    )
     return write(place)
 
 
-def plain(result: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
-    """Return what every run tells a machine."""
+def result_summary(result: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
+    """Return the result of a run for JSON output."""
     record = result.record
     return {
         "folder": str(place),
@@ -165,15 +168,15 @@ def plain(result: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
     }
 
 
-def noted(args: Namespace) -> dict[str, Any]:
-    """Return what is noted of a command: its words, and where network and images come from."""
-    named = {name: getattr(args, name) for name in (*_LINES, *SIGHT)}
+def command_note(args: Namespace) -> dict[str, Any]:
+    """Return the words of a command and the origin of its network and images, for a file."""
+    named = {name: getattr(args, name) for name in (*_STRINGS, *IMAGE_OPTIONS)}
     source = {name: value for name, value in named.items() if value is not None}
     return {"command": ["entrim", *args.words], "source": source}
 
 
-def note(file: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON beside a network."""
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file next to a network."""
     try:
         atomic.write(file, json.dumps(content, indent=2).encode() + b"\n")
     except OSError as error:
@@ -181,24 +184,24 @@ def note(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_source(place: Path) -> dict[str, Any]:
-    """Return what `noted` said about network and images; what is not of its kind is left out.
+    """Return the origin of network and images from `command_note`, without invalid entries.
 
-    A run that was saved from Python has no such note.
+    A run that was saved from Python has none.
     """
     try:
-        held: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))["source"]
-        return {name: value for name, value in held.items() if _fits(name, value)}
+        found: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))["source"]
+        return {name: value for name, value in found.items() if _is_valid(name, value)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _fits(name: str, value: Any) -> bool:
-    if name in _LINES:
+def _is_valid(name: str, value: Any) -> bool:
+    if name in _STRINGS:
         return isinstance(value, str)
     if name in _NUMBERS:
         return isinstance(value, int | float)
     return (
-        name in SIGHT
+        name in IMAGE_OPTIONS
         and isinstance(value, list)
         and len(value) > 0
         and all(isinstance(number, int | float) for number in value)

@@ -1,4 +1,4 @@
-"""What a network is scored by: accuracy on labelled images, or a function of the user's."""
+"""Metrics: accuracy on labeled images, or a function of the user."""
 
 import hashlib
 from argparse import ArgumentParser, Namespace
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from entrim.cli.images import (
+    count_images,
     entry_of,
-    held_in,
     image_files,
-    images_in,
-    read_pictures,
+    read_arrays,
+    read_images,
     sample_evenly,
 )
 from entrim.cli.model import read_object
 from entrim.errors import CommandError, EntrimError
 from entrim.graph.eager import call
-from entrim.sparsified import SparsifyResult
+from entrim.results import SparsifyResult
 from entrim.storage.checkpoint import fingerprint
 
 _BATCH = 250
@@ -31,13 +31,13 @@ _LABELS = ("test_images", "test_key", "labels", "labels_key")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """A function of a network, the higher the better, and what tells it from others."""
+    """A function of a network, the higher the better, and its identity."""
 
     score: Callable[..., Any]
     name: str
     identity: str
     on: str = ""
-    """What it is measured on, as the record tells it."""
+    """What it is measured on, for the record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,133 +59,146 @@ class Accuracy:
         return 100 * right / len(self.labels)
 
 
-def add_score(parser: ArgumentParser, reason: str = "") -> None:
-    """Add the arguments that say what is scored; `why` is for commands that need no labels."""
+def add_score(parser: ArgumentParser, description: str = "") -> None:
+    """Add the arguments of the metric."""
     group = parser.add_argument_group(
         "metric",
-        reason
-        or "accuracy on labelled images, or a function of your own; score on other images than "
-        "those you report on",
+        description
+        or "accuracy on labeled images, or your own function; use other images than those that "
+        "you report results on",
     )
     group.add_argument(
-        "--test-images", metavar="PATH", help="score on these (those of --images), normalised alike"
-    )
-    group.add_argument("--test-key", metavar="KEY", help="their entry of an .npz or of a dict")
-    group.add_argument(
-        "--test-count", type=int, default=5000, help="at most so many (5000), spread evenly"
+        "--test-images",
+        metavar="PATH",
+        help="images to score on, normalized like --images (default: --images)",
     )
     group.add_argument(
-        "--labels", metavar="FILE",
-        help="their classes: .npy, .npz or .pt with one whole number for every image in the file; "
-        "without it those in the file of the images, or the names of the folders they lie in",
-    )  # fmt: skip
+        "--test-key", metavar="KEY", help="the entry of an .npz or of a dict with the test images"
+    )
     group.add_argument(
-        "--labels-key", metavar="KEY", help="the entry of an .npz or of a dict that holds them"
+        "--test-count",
+        type=int,
+        default=5000,
+        help="largest number of test images, evenly spaced (default: 5000)",
+    )
+    group.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="classes of the test images: an .npy, .npz or .pt with one integer per image "
+        "(default: labels in the file of the images, or the names of their folders)",
+    )
+    group.add_argument(
+        "--labels-key", metavar="KEY", help="the entry of an .npz or of a dict with the labels"
     )
     group.add_argument(
         "--metric",
         metavar="FUNCTION",
-        help="package.module:function or path.py:function, called with a network, returns a "
-        "number, the higher the better; its code is run",
+        help="package.module:function or path.py:function; called with a network, returns a "
+        "number, the higher the better. Its code is executed",
     )
 
 
 def optional_metric(args: Namespace, model: nn.Module) -> Metric | None:
-    """Return what the command line names; None where it names neither labels nor a metric."""
-    asked = any(getattr(args, name) is not None for name in (*_LABELS, "metric"))
-    return read_metric(args, model) if asked else None
+    """Return the metric, or None if neither labels nor a metric were given."""
+    given = any(getattr(args, name) is not None for name in (*_LABELS, "metric"))
+    return read_metric(args, model) if given else None
 
 
-def scored(result: SparsifyResult, metric: Metric | None) -> SparsifyResult:
-    """Return `result` with the metric before and after in its record, where there is one."""
+def add_scores(result: SparsifyResult, metric: Metric | None) -> SparsifyResult:
+    """Return `result` with the metric before and after in its record, if there is one."""
     if metric is None:
         return result
     try:
         return result.with_scores(metric.score, metric.name, on=metric.on)
     except Exception as error:
-        said = f"{error}" if isinstance(error, EntrimError) else f"{type(error).__name__}: {error}"
+        ours = isinstance(error, EntrimError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
         raise CommandError(
-            f"{metric.name} cannot be told ({said}): mend it and give the same command again, "
-            "which goes on after what is finished, or leave it out"
+            f"{metric.name} failed ({reason}): correct it and repeat the command, which continues "
+            "after the finished steps, or leave it out"
         ) from error
 
 
 def read_metric(args: Namespace, model: nn.Module) -> Metric:
-    """Return what the command line names, checked on `model`."""
+    """Return the metric, checked on `model`."""
     if args.metric is None:
         return _accuracy(args, model)
     if any(getattr(args, name) is not None for name in _LABELS):
-        raise CommandError("--metric brings its own images and labels: leave out the others")
+        raise CommandError(
+            "--metric has its own images and labels: leave out the options of labeled images"
+        )
     score = read_object(args.metric, "function", "function")
     if not callable(score):
         raise CommandError(f"{args.metric} is a {type(score).__name__}: name a function")
-    return Metric(score, args.metric, _short(args.metric))
+    return Metric(score, args.metric, _digest(args.metric))
 
 
 def _accuracy(args: Namespace, model: nn.Module) -> Metric:
     own = args.test_images is None
     path = Path(args.images if own else args.test_images)
     key = args.key if own and args.test_key is None else args.test_key
-    sight = {**vars(args), "images": str(path), "key": key, "count": args.test_count}
-    images = read_pictures(Namespace(**sight), model)
+    options = {**vars(args), "images": str(path), "key": key, "count": args.test_count}
+    images = read_images(Namespace(**options), model)
     labels = read_labels(args, path, key, args.test_count)
     _check_classes(model, images, labels)
-    identity = _short(f"{_ACCURACY} {fingerprint([images, labels])}")
+    identity = _digest(f"{_ACCURACY} {fingerprint([images, labels])}")
     on = f"{len(labels):,} images of {path}"
     return Metric(Accuracy(images, labels), _ACCURACY, identity, on)
 
 
 def read_labels(args: Namespace, path: Path, key: str | None, count: int) -> Tensor:
-    """Return the classes of the images that `read_pictures` takes from a file or folder."""
-    labels = _labels(args, path)
-    if len(labels) != (number := images_in(path, key)):
+    """Return the classes of the images that `read_images` reads from a file or folder."""
+    labels = _read_labels(args, path)
+    if len(labels) != (number := count_images(path, key)):
         raise CommandError(
-            f"there are {len(labels)} labels for the {number} images in {path}: hand over one for "
-            "every image, in the same order"
+            f"there are {len(labels)} labels for the {number} images in {path}: pass one per "
+            "image, in the same order"
         )
     return sample_evenly(labels, count)
 
 
-def _labels(args: Namespace, path: Path) -> Tensor:
-    """Return the class of every image in the file or folder."""
+def _read_labels(args: Namespace, path: Path) -> Tensor:
+    """Return the class of every image in a file or folder."""
     if args.labels is not None:
         file = Path(args.labels)
         if not file.is_file():
             raise CommandError(f"there is no file {file}: name the labels with --labels FILE")
-        held = entry_of(held_in(file), file, args.labels_key, "--labels-key")
-        return _full(held[1] if isinstance(held, tuple | list) and len(held) > 1 else held, file)
+        entry = entry_of(read_arrays(file), file, args.labels_key, "--labels-key")
+        if isinstance(entry, tuple | list) and len(entry) > 1:
+            entry = entry[1]
+        return _check_labels(entry, file)
     if path.is_dir():
-        return _by_folder(path)
-    held = held_in(path)
-    if args.labels_key is not None and isinstance(held, dict):
-        return _full(entry_of(held, path, args.labels_key, "--labels-key"), path)
-    if isinstance(held, tuple | list) and len(held) > 1:
-        return _full(held[1], path)
+        return _folder_labels(path)
+    found: Any = read_arrays(path)
+    if args.labels_key is not None and isinstance(found, dict):
+        return _check_labels(entry_of(found, path, args.labels_key, "--labels-key"), path)
+    if isinstance(found, tuple | list) and len(found) > 1:
+        return _check_labels(found[1], path)
     raise CommandError(
-        f"nothing tells the classes of the images in {path}: pass --labels FILE, --labels-key KEY "
-        "of the same file, or --metric"
+        f"the classes of the images in {path} are unknown: pass --labels FILE, --labels-key KEY of "
+        "the same file, or --metric"
     )
 
 
-def _full(held: Any, file: Path) -> Tensor:
+def _check_labels(found: Any, file: Path) -> Tensor:
     try:
-        labels = torch.as_tensor(held)
+        labels = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CommandError(f"{file} holds no labels ({error}): save one array") from error
+        raise CommandError(f"{file} contains no labels ({error}): save one array") from error
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or not len(labels):
         raise CommandError(
             f"the labels in {file} are {str(labels.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(labels.shape)}: save one whole number for every image"
+            f"{tuple(labels.shape)}: save one integer per image"
         )
     return labels.long()
 
 
-def _by_folder(path: Path) -> Tensor:
-    """Return classes by the names of subfolders: numbers as they are, others in their order."""
+def _folder_labels(path: Path) -> Tensor:
+    """Return classes by the names of subfolders: numbers unchanged, others in sorted order."""
     inner = [file.relative_to(path).parts for file in image_files(path)]
     if any(len(parts) < 2 for parts in inner):
         raise CommandError(
-            f"{path} holds images outside of folders named by class: pass --labels FILE, or "
+            f"{path} contains images outside of folders named by class: pass --labels FILE, or "
             "--metric"
         )
     names = sorted({parts[0] for parts in inner})
@@ -196,21 +209,21 @@ def _by_folder(path: Path) -> Tensor:
 
 @torch.no_grad()
 def _check_classes(model: nn.Module, images: Tensor, labels: Sequence[int] | Tensor) -> None:
-    """Refuse labels that cannot be columns of the network's outputs."""
+    """Refuse labels that are not columns of the outputs."""
     like = next(model.parameters(), images)
-    said = model(images[:1].to(like.device, like.dtype))
-    if not isinstance(said, Tensor) or said.dim() != 2 or said.shape[1] < 2:
-        what = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+    outputs = model(images[:1].to(like.device, like.dtype))
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
+        what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise CommandError(
-            f"the network puts out {what} for one image, which is no score a class: pass --metric"
+            f"the network returns {what} for one image, not one score per class: pass --metric"
         )
     low, high = int(min(labels)), int(max(labels))
-    if low < 0 or high >= said.shape[1]:
+    if low < 0 or high >= outputs.shape[1]:
         raise CommandError(
-            f"the labels go from {low} to {high} and the network tells classes 0 to "
-            f"{said.shape[1] - 1}: hand over its own numbers with --labels FILE"
+            f"the labels are {low} to {high} and the network has classes 0 to "
+            f"{outputs.shape[1] - 1}: pass its class numbers with --labels FILE"
         )
 
 
-def _short(text: str) -> str:
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]

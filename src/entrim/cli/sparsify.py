@@ -1,4 +1,4 @@
-"""`entrim sparsify`: a smaller network, saved with its report."""
+"""`entrim sparsify`: prune a network, and save it with its report."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -11,21 +11,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from entrim.budget import Budget
-from entrim.choose import SELECTORS
-from entrim.cli import units as amounts
-from entrim.cli.console import Progress, print_progress, sizes, tell_json, tell_reading, widths
-from entrim.cli.images import add_images, check_idle, held_in, read_pictures
+from entrim.cli import units
+from entrim.cli.console import (
+    ProgressDisplay,
+    print_json,
+    print_reading,
+    print_result,
+    size_table,
+    width_table,
+)
+from entrim.cli.images import add_images, check_unused, read_arrays, read_images
 from entrim.cli.model import add_model, read_model
-from entrim.cli.options import add_method, given, method_of
-from entrim.cli.run_dir import add_out, check_held, keeping, noted, plain, reserved
-from entrim.cli.scores import add_score, optional_metric, scored
+from entrim.cli.options import (
+    PENALTY,
+    add_groups,
+    add_method,
+    add_penalty,
+    given,
+    method_of,
+    option_names,
+    penalty_of,
+)
+from entrim.cli.run_dir import (
+    add_out,
+    check_contents,
+    command_note,
+    explain_interruption,
+    is_same_command,
+    reserve,
+    result_summary,
+)
+from entrim.cli.scores import add_score, add_scores, optional_metric
+from entrim.config import Budget, Target, Widths
 from entrim.errors import CommandError, OtherRunError
 from entrim.pipeline import sparsify
 from entrim.records import Record
 from entrim.report.page import FILE, html
 from entrim.report.report_data import COMMAND, ReportData
-from entrim.sparsified import SparsifyResult
+from entrim.results import SparsifyResult
+from entrim.selection.base import Selector
+from entrim.selection.baselines import Scores
+from entrim.selection.entropic import EntropicSelector
+from entrim.selection.targets import SELECTORS
 from entrim.storage.checkpoint import UNFINISHED, CheckpointStore
 from entrim.surgery.structure import SourceModel
 
@@ -34,173 +61,261 @@ examples:
   entrim sparsify nets.py:LeNet --weights lenet.safetensors --images x.npy --out small --params 30%
   entrim sparsify nets.py:ResNet20 --weights r20.pt --images photos/ --resize 32,32 \\
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --macs 50% --latency 5ms --out small
-  entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --skip features.0 --out small
+  entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --exclude features.0 \\
+      --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
 _LIMITS = ("params", "macs", "bytes", "latency", "max_error")
+_STRENGTHS = ("eps_w", "eps_l2", "eps", "preset")
+_KINDS = {"budget": _LIMITS, "widths": ("width",), "penalty": _STRENGTHS}
+"""The options of each kind of target."""
 
 
 def add(subparsers: Any) -> ArgumentParser:
     """Add the command."""
     parser: ArgumentParser = subparsers.add_parser(
         "sparsify",
-        help="make a network smaller from unlabelled images",
-        description="Make a network smaller and write it, its record and an HTML report to DIR. "
-        "The code of MODEL is run; files of weights and images never are.",
+        help="prune a network with unlabeled images",
+        description="Prune a network and write it, its record and an HTML report to DIR. Pass one "
+        "kind of target: a budget, widths, or a penalty; without one, the widths are those at the "
+        "knee of the trade-off between cost and divergence. The code of MODEL is executed; files "
+        "of weights and images are not.",
         epilog=_EXAMPLES,
     )
     add_model(parser)
     add_images(parser)
-    add_score(parser, "where there are labels: accuracy before and after; the cut needs none")
+    add_score(parser, "optional, for labeled images: the score before and after pruning")
     add_out(parser)
-    _add_budget(parser)
-    _add_options(parser)
+    _add_targets(parser)
+    _add_selection(parser)
+    calibration = add_method(parser)
+    calibration.add_argument(
+        "--n-bootstrap",
+        type=int,
+        metavar="N",
+        help="repeat the selection on this many bootstrap samples of the images, and record how "
+        "stable it is (default: 0)",
+    )
     return parser
 
 
-def _add_budget(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("budget", "what may remain; several must all hold")
-    group.add_argument("--params", type=amounts.count, metavar="30%", help="of the parameters")
-    group.add_argument("--macs", type=amounts.count, metavar="50%", help="of the MACs of one image")
-    group.add_argument("--bytes", type=amounts.size, metavar="2MB", help="in memory")
+def _add_targets(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("budget", "upper limits; several at once must all hold")
+    group.add_argument("--params", type=units.count, metavar="30%", help="parameters")
     group.add_argument(
-        "--latency", type=amounts.time, metavar="5ms", help="of one pass, measured here"
+        "--macs", type=units.count, metavar="50%", help="multiply-accumulates per image"
+    )
+    group.add_argument("--bytes", type=units.size, metavar="2MB", help="bytes in memory")
+    group.add_argument(
+        "--latency", type=units.time, metavar="5ms", help="time of one pass on this machine"
     )
     group.add_argument(
-        "--batch", type=int, metavar="N", help="images of the pass that is timed (4)"
+        "--batch", type=int, metavar="N", help="images of the timed pass (default: 4)"
     )
     group.add_argument(
-        "--max-error", type=float, metavar="0.05", help="of the outputs, of their variance"
+        "--max-error",
+        type=float,
+        metavar="0.05",
+        help="squared error of the outputs relative to their variance",
     )
+    group = parser.add_argument_group("widths")
+    group.add_argument(
+        "--width",
+        type=units.width,
+        action="append",
+        metavar="PATTERN=0.5",
+        help="kept channels, as a number or a fraction; without PATTERN for all groups. Groups "
+        "that no pattern matches keep all channels; may be repeated",
+    )
+    group = parser.add_argument_group("penalty", "as in entrim.EntropicPenalty")
+    group.add_argument(
+        "--eps-w",
+        type=float,
+        help="strength of the entropy term; more negative removes more channels (default: -1e-4)",
+    )
+    group.add_argument("--eps-l2", type=float, help="strength of the ridge term (default: 1e-4)")
+    group.add_argument(
+        "--eps",
+        type=units.eps,
+        action="append",
+        metavar="PATTERN=EPS_W,EPS_L2",
+        help="both strengths for some groups; others use --eps-w and --eps-l2, unless --include or "
+        "--exclude leaves them out; may be repeated",
+    )
+    add_penalty(group)
 
 
-def _add_options(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("method", "as in entrim.sparsify; PATTERN may hold * and ?")
-    group.add_argument(
-        "--eps-w", type=float, help="how strongly few channels are wanted, such as -1e-4"
-    )
-    group.add_argument("--eps-l2", type=float, help="the ridge of the choice, such as 1e-4")
-    group.add_argument(
-        "--eps", type=amounts.eps, action="append", default=[], metavar="PATTERN=EPS_W,EPS_L2",
-        help="both, for some groups; the others are cut by --eps-w and --eps-l2 (-1e-4, 1e-4) all "
-        "the same: name the groups in --layers too to cut only these; may be repeated",
-    )  # fmt: skip
-    group.add_argument(
-        "--width", type=amounts.width, action="append", default=[], metavar="PATTERN=0.5",
-        help="channels that stay, a number or a share; groups that no pattern names stay whole "
-        "unless --eps-w or --eps-l2 is given too; may be repeated",
-    )  # fmt: skip
+def _add_selection(parser: ArgumentParser) -> None:
+    group = add_groups(parser)
     group.add_argument(
         "--selector",
-        choices=SELECTORS,
-        help="how channels are chosen at given widths (entropic), under a budget (greedy)",
+        choices=("auto", *SELECTORS),
+        help="which channels to keep at a given width (auto, the default: greedy for a budget, "
+        "entropic otherwise)",
     )
     group.add_argument(
-        "--scores", metavar="FILE",
-        help="importances of your own: .npz or .pt with one array a group, a number a channel",
-    )  # fmt: skip
-    group.add_argument(
-        "--alternation", type=float, metavar="3e-3", help="the paper's own solver, and its stop"
+        "--scores",
+        metavar="FILE",
+        help="use your own importances to select channels: an .npz or .pt with one array per "
+        "group, one number per channel",
     )
-    group.add_argument("--resamples", type=int, help="record how stable the choice is")
-    add_method(group)
 
 
 def run(args: Namespace) -> int:
-    """Make the network smaller, save, report, sum up."""
-    place = Path(args.out)
-    check_idle(args, args.images, args.test_images)
-    journal = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
-    replaces = args.force or journal.through
-    refuse = partial(check_held, args=args, force=replaces, mine=UNFINISHED)
-    with _own(place), keeping(place, UNFINISHED, "what is finished is"), reserved(place, refuse):
-        tell_reading(args.model, args.images)
+    """Prune, save, report, print a summary."""
+    place, options = Path(args.out), options_of(args)
+    check_unused(args, args.images, args.test_images)
+    checkpoints = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
+    replaces = args.force or _was_saving(checkpoints, args)
+    check = partial(check_contents, args=args, force=replaces, mine=UNFINISHED)
+    with (
+        _explain_other_run(place),
+        explain_interruption(place, UNFINISHED, "finished steps are"),
+        reserve(place, check),
+    ):
+        print_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
-        images = read_pictures(args, model)
+        images = read_images(args, model)
         metric = optional_metric(args, model)
-        generator = torch.Generator().manual_seed(args.seed)
-        with Progress() as progress:
-            watched = {"on_step": progress, "journal": journal, "generator": generator}
-            timed = _timed(images, args.batch)
-            small = sparsify(model, images, example=timed, **watched, **options(args))
-        small = scored(small, metric)
-        page = _saved(small, place, journal, noted(args))
+        with ProgressDisplay() as progress:
+            small = sparsify(
+                model,
+                images,
+                example_inputs=_example_inputs(images, args.batch),
+                callbacks=[progress],
+                checkpoint_dir=checkpoints,
+                **options,
+            )
+        small = add_scores(small, metric)
+        page = _save(small, place, checkpoints, command_note(args))
     if args.json:
-        tell_json(_plain(small, place, page))
+        print_json(_as_dict(small, place, page))
     else:
-        told = widths(small.record), sizes(small.record), f"saved in {place}, report {page}"
-        print_progress("\n\n".join(told))
+        tables = width_table(small.record), size_table(small.record)
+        print_result("\n\n".join((*tables, f"saved in {place}, report {page}")))
     return 0
 
 
-def options(args: Namespace) -> dict[str, Any]:
-    """Return the arguments as `sparsify` takes them; what was not given is left out."""
-    found = method_of(args) | given(
-        args, ("eps_w", "eps_l2", "selector", "alternation", "resamples")
-    )
-    if limits := given(args, _LIMITS):
-        found["budget"] = Budget(**limits)
-    if args.scores is not None:
-        found["scores"] = _scores(Path(args.scores))
-    for name, patterns in (("eps", args.eps), ("widths", args.width)):
-        if patterns:
-            found[name] = dict(patterns)
+def options_of(args: Namespace) -> dict[str, Any]:
+    """Return the arguments of `sparsify`; options that were not given are left out."""
+    found = {**method_of(args), "seed": args.seed}
+    target = target_of(args)
+    if target is not None:
+        found["budget"] = target
+    selector = _selector_of(args, target)
+    if selector is not None:
+        found["selector"] = selector
     return found
 
 
-def _timed(images: Tensor, batch: int | None) -> Tensor | None:
-    """Return the images of the pass that is timed, where their number was asked for."""
+def target_of(args: Namespace) -> Target | None:
+    """Return the target; refuse several kinds of targets, and options without their target."""
+    found = {kind: names for kind, options in _KINDS.items() if (names := given(args, options))}
+    if len(found) > 1:
+        raise CommandError(
+            f"{option_names([next(iter(names)) for names in found.values()])} are different kinds "
+            "of targets: pass either a budget (--params, --macs, --bytes, --latency, --max-error), "
+            "or --width, or a penalty (--eps-w, --eps-l2, --eps, --preset)"
+        )
+    if "penalty" not in found and (names := given(args, PENALTY)):
+        raise CommandError(
+            f"{option_names(names)} belongs to a penalty: pass --eps-w or --preset paper too"
+        )
+    if not found:
+        if args.round_to is not None:
+            raise CommandError(
+                "--round-to needs a target: pass a budget such as --params 30%, --width or --eps-w"
+            )
+        return None
+    if "penalty" in found:
+        strengths = given(args, ("eps_w", "eps_l2"))
+        return penalty_of(args, **strengths, per_group=dict(args.eps or ()))
+    rounding = given(args, ("round_to",))
+    if "widths" in found:
+        return Widths(dict(args.width), **rounding)
+    return Budget(**found["budget"], **rounding)
+
+
+def _selector_of(args: Namespace, target: Target | None) -> str | Selector | None:
+    if args.scores is not None:
+        if args.selector is not None or args.coupling is not None:
+            other = option_names(given(args, ("selector", "coupling")))
+            raise CommandError(f"--scores selects the channels itself: leave out {other}")
+        return Scores(_read_scores(Path(args.scores)))
+    if args.coupling is None or given(args, _STRENGTHS):
+        return args.selector
+    automatic = args.selector in (None, "auto") and isinstance(target, Widths)
+    if args.selector != "entropic" and not automatic:
+        raise CommandError(
+            "--coupling is an option of the entropic selection: pass --eps-w, --width or "
+            "--selector entropic with it"
+        )
+    return EntropicSelector(coupling=args.coupling)
+
+
+def _example_inputs(images: Tensor, batch: int | None) -> Tensor | None:
+    """Return the images of the timed pass, if their number was given."""
     if batch is not None and not 1 <= batch <= len(images):
-        raise CommandError(f"--batch is {batch}: ask for 1 to {len(images)} images, as many as are")
+        raise CommandError(f"--batch is {batch}: pass 1 to {len(images)}, the number of images")
     return None if batch is None else images[:batch]
 
 
-def _scores(file: Path) -> dict[str, Tensor]:
-    """Return the importances that a file holds, by group."""
+def _read_scores(file: Path) -> dict[str, Tensor]:
+    """Return the importances in a file, by group."""
     if not file.is_file():
         raise CommandError(f"there is no file {file}: name an .npz or .pt with --scores")
-    held = held_in(file)
-    if not isinstance(held, Mapping):
-        raise CommandError(f"{file} holds one array: save one for every group, under its name")
-    return {name: torch.as_tensor(values) for name, values in held.items()}
+    arrays = read_arrays(file)
+    if not isinstance(arrays, Mapping):
+        raise CommandError(f"{file} contains one array: save one per group, under its name")
+    return {name: torch.as_tensor(values) for name, values in arrays.items()}
 
 
 @contextmanager
-def _own(place: Path) -> Iterator[None]:
-    """Say of the unfinished run of another command how to get rid of it."""
+def _explain_other_run(place: Path) -> Iterator[None]:
+    """Explain what can be done about an unfinished run of another command."""
     try:
         yield
     except OtherRunError as error:
         raise CommandError(
-            f"{place} holds an unfinished run of another command, or of other files: repeat that "
-            "one to go on, name another folder, or pass --force to discard it"
+            f"{place} contains an unfinished run with other files or options: repeat its command "
+            "to continue, name another folder, or pass --force to discard it"
         ) from error
 
 
-def _saved(
-    small: SparsifyResult, place: Path, journal: CheckpointStore, note: Mapping[str, Any]
-) -> Path:
-    """Save network, note and page; on a full disk what was there before stays as it was.
+def _was_saving(checkpoints: CheckpointStore, args: Namespace) -> bool:
+    """Whether this command was interrupted while it saved its result."""
+    file = checkpoints.pending_file(COMMAND)
+    try:
+        words = None if file is None else json.loads(file.read_text())["command"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(words, list) and is_same_command(words, args)
 
-    The small files are written first and aside: behind the network itself they are only renamed.
+
+def _save(
+    small: SparsifyResult, place: Path, checkpoints: CheckpointStore, note: Mapping[str, Any]
+) -> Path:
+    """Save the network, the command and the report; on a full disk an earlier run is unchanged.
+
+    The small files are written first, aside; once the network is saved they are only renamed.
     """
-    origin = SourceModel.of(small.model)
-    assert origin is not None
+    source = SourceModel.of(small.model)
+    assert source is not None
     record = Record.from_json(small.record.to_json())
-    story = ReportData.of(place, record, origin.tensors, [note["command"]])
+    data = ReportData.of(place, record, source.tensors, [note["command"]])
     aside = {
-        COMMAND: journal.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
-        FILE: journal.set_aside(FILE, html(story).encode()),
+        FILE: checkpoints.set_aside(FILE, html(data).encode()),
+        COMMAND: checkpoints.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
     }
     small.save(place)
     for name, file in aside.items():
         file.replace(place / name)
-    journal.remove()
+    checkpoints.remove()
     return place / FILE
 
 
-def _plain(small: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
+def _as_dict(small: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
     groups = small.record.groups
-    return plain(small, place, page) | {
+    return result_summary(small, place, page) | {
         "kept": {group.name: list(group.kept) for group in groups},
         "channels": {group.name: group.channels for group in groups},
         "seconds": dict(small.record.seconds),

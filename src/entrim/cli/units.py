@@ -1,4 +1,4 @@
-"""Sizes, times and patterns as they are written on a command line."""
+"""Sizes, times and patterns on the command line."""
 
 import argparse
 import math
@@ -15,7 +15,7 @@ _LONG = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def count(text: str) -> int | float:
-    """Return a share or a number: 30%, 0.3, 200000, 200k, 1.5M.
+    """Return a fraction or a number: 30%, 0.3, 200000, 200k, 1.5M.
 
     >>> count("30%"), count("0.3"), count("200k")
     (0.3, 0.3, 200000)
@@ -24,7 +24,7 @@ def count(text: str) -> int | float:
 
 
 def size(text: str) -> int | float:
-    """Return a share or a number of bytes: 30%, 500kB, 2MB, 1MiB."""
+    """Return a fraction or a number of bytes: 30%, 500kB, 2MB, 1MiB."""
     return _amount(text, _BYTES, "30%, 500kB or 2MB")
 
 
@@ -39,25 +39,25 @@ def duration(text: str) -> float:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Return numbers between commas: 0.485,0.456,0.406."""
+    """Return numbers separated by commas: 0.485,0.456,0.406."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: write numbers between commas") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: write numbers separated by commas") from None
 
 
 def pair(text: str) -> tuple[float, float]:
-    """Return a range, the lower end first: 1e-7,1e-2."""
+    """Return a range: 1e-7,1e-2."""
     values = numbers(text)
     if len(values) != 2:
         raise argparse.ArgumentTypeError(f"{text!r}: write LOW,HIGH")
     return values[0], values[1]
 
 
-def shares(text: str) -> tuple[float, float]:
-    """Return a range of shares, the lower end first: 10%,40% or 0.1,0.4.
+def fractions(text: str) -> tuple[float, float]:
+    """Return a range of fractions: 10%,40% or 0.1,0.4.
 
-    >>> shares("10%,0.4")
+    >>> fractions("10%,0.4")
     (0.1, 0.4)
     """
     ends = [part.strip() for part in text.split(",")]
@@ -69,9 +69,9 @@ def shares(text: str) -> tuple[float, float]:
 
 
 def parse_choice(text: str) -> int | float:
-    """Return a share of the metric, 99% or 0.99, or the number of a trial.
+    """Return a fraction of the score, 99% or 0.99, or the number of a trial.
 
-    >>> pick("99%"), pick("0.95"), pick("7"), pick("100%")
+    >>> parse_choice("99%"), parse_choice("0.95"), parse_choice("7"), parse_choice("100%")
     (0.99, 0.95, 7, 1.0)
     """
     if text.isdecimal():
@@ -83,24 +83,24 @@ def parse_choice(text: str) -> int | float:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Return whole numbers between commas: 3,32,32."""
+    """Return positive integers separated by commas: 3,32,32."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: write whole numbers from 1, such as 3,32,32")
+        raise argparse.ArgumentTypeError(f"{text!r}: write positive integers, such as 3,32,32")
     return found
 
 
 def width(text: str) -> tuple[str, int | float]:
-    """Return a pattern and the channels that stay: conv*=0.5, fc=64, or 50% for every group."""
+    """Return a pattern and its width: conv*=0.5, fc=64, or 50% for every group."""
     pattern, equals, value = text.rpartition("=")
     return (pattern if equals else "*", count(value))
 
 
 def part(text: str) -> tuple[str, list[str]]:
-    """Return the name and the patterns of a part: early=layer1.*,layer2.*, or one pattern alone.
+    """Return the name and the patterns of a part: early=layer1.*,layer2.*, or one pattern.
 
     >>> part("early=layer1.*,layer2.*"), part("fc*")
     (('early', ['layer1.*', 'layer2.*']), ('fc*', ['fc*']))
@@ -140,7 +140,7 @@ def _amount(text: str, units: dict[str, int], known: str) -> int | float:
     else:
         raise argparse.ArgumentTypeError(f"{text!r} has an unknown unit: write {known}")
     if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a share lies above 0% and up to 100%")
+        raise argparse.ArgumentTypeError(f"{text!r}: a fraction is above 0% and at most 100%")
     return share
 
 
@@ -151,5 +151,5 @@ def _split(text: str, known: str) -> tuple[float, str]:
     except ValueError:
         number = math.nan
     if match is None or not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount: write {known}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount: write {known}")
     return number, match[2]

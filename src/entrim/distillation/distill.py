@@ -19,8 +19,8 @@ from entrim.distillation.trainer import TrainingConfig, TrainingResult, train
 from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
 from entrim.graph.eager import neutral_context, unwrap
 from entrim.pipeline import Pruner
-from entrim.records import Distilled, now
-from entrim.results import SparsifyResult
+from entrim.records import Distilled
+from entrim.results import SparsifyResult, now
 from entrim.surgery.plan import Plan
 from entrim.surgery.structure import values_of
 
@@ -88,6 +88,7 @@ def distill(
         raise BadSettingError(
             f"distillation is a {type(distillation).__name__}: pass entrim.Distillation(...)"
         )
+    progress = Progress.of(callbacks)
     config = TrainingConfig(
         epochs=distillation.epochs,
         batch=distillation.batch_size,
@@ -106,14 +107,15 @@ def distill(
         distillation.temperature,
         distillation.seed,
     )
-    trained = train(
-        result.model,
-        task,
-        config,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-        stage="distill",
-        report=Progress.of(callbacks).report,
-    )
+    with progress.stage("distill"):
+        trained = train(
+            result.model,
+            task,
+            config,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            stage="distill",
+            report=progress.report,
+        )
     return _result(result, trained, task.count, held, asdict(distillation))
 
 

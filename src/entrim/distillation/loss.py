@@ -11,10 +11,9 @@ from entrim.calibration.data import CalibrationData
 from entrim.distillation.augment import Augmentation, Batch
 from entrim.distillation.trainer import TrainingTask
 from entrim.errors import BadSettingError
-from entrim.graph.eager import call, copy_without_hooks, samples
+from entrim.graph.eager import call, copy_without_hooks, leaves, samples
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
-from entrim.surgery.verify import leaves
 
 VIEWS = 4
 """How often each image that is held out is looked at, each time shifted in another way."""

@@ -82,10 +82,10 @@ class TrainingConfig:
     def rate(self, epoch: int, done: float) -> float:
         """Return the learning rate in `epoch`, counted from 0, when this part of the run is done.
 
-        >>> recipe = Recipe(
+        >>> config = TrainingConfig(
         ...     epochs=20, batch=1, learning_rate=1.0, schedule="constant", step_size=7
         ... )
-        >>> [recipe.rate(epoch, epoch / 20) for epoch in (0, 6, 7, 13, 14, 19)]
+        >>> [config.rate(epoch, epoch / 20) for epoch in (0, 6, 7, 13, 14, 19)]
         [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
         """
         halved = 0 if self.step_size is None else epoch // self.step_size
@@ -135,13 +135,13 @@ class TrainingResult:
     """Of computing, also before the run was resumed."""
 
 
-def seed(own: torch.Generator, number: int) -> None:
+def seed_generators(own: torch.Generator, number: int) -> None:
     """Put `own` and the generators that layers draw from where this number leads."""
     own.manual_seed(number)
     torch.manual_seed(number)
 
 
-def states_of(own: torch.Generator) -> dict[str, Any]:
+def generator_states(own: torch.Generator) -> dict[str, Any]:
     """Return where `own` and the generators that layers draw from are."""
     return {
         "own": own.get_state(),
@@ -171,7 +171,7 @@ class Mark:
     @classmethod
     def of(cls, model: nn.Module, own: torch.Generator) -> "Mark":
         """Return the place where `model` and the generators are."""
-        return cls(states_of(own), {name: b.clone() for name, b in model.named_buffers()})
+        return cls(generator_states(own), {name: b.clone() for name, b in model.named_buffers()})
 
     def go_back(self, model: nn.Module, own: torch.Generator) -> None:
         """Put buffers and generators back."""
@@ -277,7 +277,7 @@ class _Run:
         """Run the epochs that are left, and hand out the best state in the given modes."""
         state = self.state
         if not self.best:
-            state.before = state.after = self._held_out()
+            state.before = state.after = self._holdout_loss()
             if not math.isfinite(state.before):
                 raise BadSettingError(
                     "the loss is NaN or infinite before anything is trained: check that both "
@@ -316,14 +316,14 @@ class _Run:
         for index in order.tensor_split(self.batches)[state.step :]:
             loss = self._learn(index)
             if not math.isfinite(loss):
-                return self._diverged()
+                return self._stop_diverged()
             state.step, state.total = state.step + 1, state.total + loss
             self.mark = Mark.of(self.model, self.generator)
             self._report_step(loss)
             save(False)
-        held_out = self._held_out()
+        held_out = self._holdout_loss()
         if not math.isfinite(held_out):
-            return self._diverged()
+            return self._stop_diverged()
         self.mark = None
         state.history.append((state.total / self.batches, held_out))
         state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
@@ -344,7 +344,7 @@ class _Run:
 
     def _order(self) -> Tensor:
         """Return the order of the images in this epoch, and put the random generators there."""
-        seed(self.generator, (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63)
+        seed_generators(self.generator, (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63)
         order = torch.randperm(self.task.count, generator=self.generator)
         if self.random is not None and self.state.step > 0:
             restore_states(self.generator, self.random)
@@ -370,11 +370,11 @@ class _Run:
         return value
 
     @torch.no_grad()
-    def _held_out(self) -> float:
+    def _holdout_loss(self) -> float:
         self.model.eval()
         return float(self.task.holdout(self.model))
 
-    def _diverged(self) -> None:
+    def _stop_diverged(self) -> None:
         self.state.diverged = True
         self.state.ending = (
             f"the loss became NaN or infinite in epoch {self.state.epoch + 1}: lower learning_rate"
@@ -405,19 +405,19 @@ class _Run:
         def save(must: bool) -> None:
             nonlocal last
             if must or time.perf_counter() - last >= every:
-                write_checkpoint(file, identity, self._held())
+                write_checkpoint(file, identity, self._state())
                 last = time.perf_counter()
 
         return save
 
-    def _held(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """Return everything that the rest of the run depends on."""
         return {
             "progress": {**asdict(self.state), "seconds": self._seconds()},
             "model": values_of(self.model),
             "best": self.best,
             "optimizer": self.optimizer.state_dict(),
-            "random": states_of(self.generator),
+            "random": generator_states(self.generator),
         }
 
     def resume(self, held: dict[str, Any] | None) -> None:

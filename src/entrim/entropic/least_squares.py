@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from entrim.entropic.moments import Moments
-from entrim.entropic.objective import columns_of
+from entrim.entropic.moments import Moments, columns_of
 from entrim.errors import BadSettingError, SingularMomentsError
 
 RIDGE = 1e-10

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from entrim.errors import BadRowsError, GramTooLargeError
@@ -137,6 +138,13 @@ class Moments:
             f"Moments({self.count} rows, {self.channels} channels x {self.block} columns, "
             f"{self.outputs} outputs)"
         )
+
+
+def columns_of(channels: Int[Tensor, " k"], block: int) -> Int[Tensor, " n1"]:
+    """Return the columns of (1; X) that belong to `channels`, the constant first."""
+    offsets = torch.arange(block, device=channels.device)
+    inner = (1 + channels[:, None] * block + offsets).reshape(-1)
+    return torch.cat([inner.new_zeros(1), inner])
 
 
 def _as_rows(name: str, rows: Rows) -> Tensor:

@@ -15,17 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from entrim.entropic.moments import Moments
+from entrim.entropic.moments import Moments, columns_of
 from entrim.errors import SingularMomentsError
 
 EPS64 = torch.finfo(torch.float64).eps
-
-
-def columns_of(channels: Int[Tensor, " k"], block: int) -> Int[Tensor, " n1"]:
-    """Return the columns of (1; X) that belong to `channels`, the constant first."""
-    offsets = torch.arange(block, device=channels.device)
-    inner = (1 + channels[:, None] * block + offsets).reshape(-1)
-    return torch.cat([inner.new_zeros(1), inner])
 
 
 def per_channel(values: Float[Tensor, " n"], block: int) -> Float[Tensor, " D"]:

@@ -318,7 +318,7 @@ def solve_path(
     path = []
     w: Tensor | None = None
     for value in eps:
-        path.append(solve_with(moments, _even(value, tol, max_solves), w))
+        path.append(solve_with(moments, _even_settings(value, tol, max_solves), w))
         w = path[-1].w
     return path
 
@@ -336,7 +336,7 @@ def solve_k(
     tol: float = 1e-3,
     max_solves: int = 200,
 ) -> Solution | JointSolution:
-    """Return a solution that keeps exactly `channels` channels.
+    """Return a solution that keeps exactly `k` channels.
 
     Starts at the largest power of ten of eps, relative to the variance of the outputs, that keeps
     enough, doubles it up to the last point with at least that many, cuts that to the largest w and
@@ -345,7 +345,7 @@ def solve_k(
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
-    >>> entrim.solve_for(m, channels=3).kept.tolist()
+    >>> entrim.solve_k(m, k=3).kept.tolist()
     [0, 1, 2]
     """
     group = consumers_of(moments)
@@ -353,29 +353,29 @@ def solve_k(
     available, _ = candidates(Objective.of(group, -1.0, LADDER_FOOT * variance))
     if not isinstance(k, int) or not 1 <= k <= len(available):
         raise BadSettingError(
-            f"channels is {k}: ask for 1 to {len(available)}, the number of live, distinct "
+            f"k is {k}: pass 1 to {len(available)}, the number of live, distinct "
             f"channels among the {group[0].channels}"
         )
     w = torch.zeros(group[0].channels, dtype=torch.float64)
     w[available] = 1 / len(available)
     eps = LADDER_TOP * variance
-    found = solve_with(moments, _even(eps, tol, max_solves), w)
+    found = solve_with(moments, _even_settings(eps, tol, max_solves), w)
     while len(found.kept) < k and eps > LADDER_FOOT * variance:
         eps /= 10
-        found = solve_with(moments, _even(eps, tol, max_solves), w)
+        found = solve_with(moments, _even_settings(eps, tol, max_solves), w)
     while len(found.kept) >= k:
         w = found.w
         if len(found.kept) == k:
             return found
         eps *= LADDER_STEP
-        found = solve_with(moments, _even(eps, tol, max_solves), w)
+        found = solve_with(moments, _even_settings(eps, tol, max_solves), w)
     largest = w.topk(k).indices
     cut = torch.zeros_like(w)
     cut[largest] = w[largest]
-    return solve_with(moments, _even(eps, tol, max_solves), cut, pinned=True)
+    return solve_with(moments, _even_settings(eps, tol, max_solves), cut, pinned=True)
 
 
-def _even(eps: float, tol: float, max_solves: int) -> SolverSettings:
+def _even_settings(eps: float, tol: float, max_solves: int) -> SolverSettings:
     """Return the settings with one eps for both terms."""
     return SolverSettings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
 

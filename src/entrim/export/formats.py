@@ -202,7 +202,7 @@ def _quantize(content: bytes, batches: Iterator[Tensor]) -> bytes:
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Reader(quantization.CalibrationDataReader):
+    class BatchReader(quantization.CalibrationDataReader):
         def get_next(self) -> Any:
             batch = next(batches, None)
             return None if batch is None else {INPUT: batch.numpy()}
@@ -214,7 +214,7 @@ def _quantize(content: bytes, batches: Iterator[Tensor]) -> bytes:
         quantization.quantize_static(
             ready,
             small,
-            Reader(),
+            BatchReader(),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
         )

@@ -78,7 +78,7 @@ class ChannelGraph:
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> graph = entrim.trace(net, torch.randn(3, 4))
-    >>> graph.groups[0].name, graph.groups[0].channels, graph.sites[0].layer
+    >>> graph.groups[0].name, graph.groups[0].channels, graph.consumers[0].layer
     ('0', 8, '2')
     """
 
@@ -143,14 +143,18 @@ class ChannelGraph:
         sites = (
             replace(
                 site,
-                feeds={g: block for g, block in site.columns_per_channel.items() if g not in names},
+                columns_per_channel={
+                    name: columns
+                    for name, columns in site.columns_per_channel.items()
+                    if name not in names
+                },
             )
             for site in self.consumers
         )
         return replace(
             self,
             groups=tuple(group for group in self.groups if group.name not in names),
-            sites=tuple(site for site in sites if site.columns_per_channel),
+            consumers=tuple(site for site in sites if site.columns_per_channel),
             frozen=self.frozen + frozen,
         )
 

@@ -9,6 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -39,16 +40,36 @@ def samples(example_inputs: ExampleInputs) -> int:
 
 
 def copy_inputs(
-    example_inputs: ExampleInputs, convert: Callable[[Tensor], Tensor] = torch.clone
+    example_inputs: ExampleInputs, *, in_double: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `example` with every tensor copied."""
-    return pytree.tree_map_only(Tensor, convert, arguments(example_inputs))
+    """Return the arguments with every tensor copied, floating ones in double precision if asked."""
+
+    def copy_tensor(tensor: Tensor) -> Tensor:
+        wide = in_double and tensor.is_floating_point()
+        return tensor.to(torch.float64, copy=True) if wide else tensor.clone()
+
+    return pytree.tree_map_only(Tensor, copy_tensor, arguments(example_inputs))
 
 
 def call(model: nn.Module, example_inputs: ExampleInputs) -> Any:
     """Return the output of `model` on a copy of `example`: it may write into its inputs."""
     args, kwargs = copy_inputs(example_inputs)
     return model(*args, **kwargs)
+
+
+def leaves(output: Any) -> list[Tensor]:
+    """Return the tensors and numbers in the output of a network, in their order."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, int | float | bool):
+        return [torch.tensor(output)]
+    if isinstance(output, Mapping):
+        return [leaf for value in output.values() for leaf in leaves(value)]
+    if isinstance(output, list | tuple):
+        return [leaf for value in output for leaf in leaves(value)]
+    if is_dataclass(output):
+        return [leaf for f in fields(output) for leaf in leaves(getattr(output, f.name))]
+    return []
 
 
 def unwrap(model: Any) -> nn.Module:

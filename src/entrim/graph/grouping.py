@@ -35,7 +35,7 @@ def channel_graph(state: TraceState) -> ChannelGraph:
     return ChannelGraph(
         groups=groups,
         consumers=tuple(site for site in sites if site is not None),
-        frozen=tuple(_frozen(state, place)),
+        frozen=tuple(_frozen_layers(state, place)),
         shapes=state.shapes,
     )
 
@@ -118,7 +118,7 @@ def _site(state: TraceState, weight: str, groups: tuple[Group, ...]) -> Consumer
     return ConsumerLayer(weight.removesuffix(".weight"), weight, dim, feeds, home)
 
 
-def _frozen(state: TraceState, place: Place) -> Iterable[Frozen]:
+def _frozen_layers(state: TraceState, place: Place) -> Iterable[Frozen]:
     for layer, ids in state.producers.items():
         roots = [root for root in state.channels.roots(ids).tolist() if root not in place]
         reasons = Counter(state.channels.reason(root) or _ALONE for root in roots)

@@ -26,7 +26,7 @@ def convolution(call: OpCall) -> Result:
         out = _depthwise(call, weight, columns, transposed)
         call.count("groups", columns)
     else:
-        out = _grouped(call, weight, columns, groups, axis, transposed)
+        out = _group_convolution(call, weight, columns, groups, axis, transposed)
     call.attach("bias", out)
     call.count("in_channels", columns)
     call.count("out_channels", out)
@@ -49,7 +49,7 @@ def _depthwise(call: OpCall, weight: str, columns: Vector, transposed: bool) -> 
     return out
 
 
-def _grouped(
+def _group_convolution(
     call: OpCall, weight: str, columns: Vector, groups: int, axis: int, transposed: bool
 ) -> Vector:
     """Couple equal offsets across groups, so that every group keeps as many channels."""

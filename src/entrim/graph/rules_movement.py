@@ -75,7 +75,7 @@ def part(call: OpCall) -> Result:
     cut = _outputs(_run(call, lambda _: places.expand(x.shape)))
     edges = [edge for piece in cut if piece.numel() for edge in _edges(piece)]
     size = math.gcd(x.shape[dim], *edges)
-    if size == 1 < x.shape[dim] or any(_strided(piece) for piece in cut):
+    if size == 1 < x.shape[dim] or any(_stride(piece) for piece in cut):
         name = call.node.name
         channels.freeze(x.ids, f"{name} takes single channels or uneven parts out of them")
     else:
@@ -88,7 +88,7 @@ def _edges(piece: Tensor) -> tuple[int, int]:
     return int(piece.min()), int(piece.max()) + 1
 
 
-def _strided(piece: Tensor) -> bool:
+def _stride(piece: Tensor) -> bool:
     first, end = _edges(piece) if piece.numel() else (0, 0)
     return end - first != len(torch.unique(piece))
 

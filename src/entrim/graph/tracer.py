@@ -327,7 +327,14 @@ def register_rule(operator_name: str, rule: Rule) -> None:
     operator_name : str
         Qualified name of a PyTorch operator, such as `"mylib::scale"`.
     rule : callable
-        Takes the `Call` and returns the `Value` of its output, or a tuple with one per output.
+        Takes the `OpCall` and returns the `ChannelLayout` of its output, or a tuple with one per
+        output. `call.value()` is the layout of the first argument.
+
+    Examples
+    --------
+    >>> import entrim
+    >>> from entrim.graph.rules_elementwise import pointwise
+    >>> entrim.register_rule("mylib::gate", pointwise)
     """
     RULES[operator_name] = rule
 

@@ -121,14 +121,14 @@ class SearchRunner:
     begun: float
     """When the search was called, by `time.monotonic`."""
 
-    def go(self) -> float:
+    def run(self) -> float:
         """Try until no trial is left to begin or the time is over; return the original's score.
 
         One trial is begun however late it is, so that a search that is called again gets on.
         """
         intact = self._intact()
         self.study.sweep()
-        before, since = len(self.study.ended()), time.monotonic()
+        before, since = len(self.study.finished_trials()), time.monotonic()
         while draw := self.study.begin(self.config.trials):
             try:
                 trial = self._run_trial(_number(draw), draw.params, intact)
@@ -140,14 +140,14 @@ class SearchRunner:
             self._report(trial, before, since)
             if self._left() <= 0:
                 break
-        _require_trial(self.known())
+        _require_trial(self.known_trials())
         return intact
 
-    def known(self) -> list[Trial]:
+    def known_trials(self) -> list[Trial]:
         """Return all trials that ended, also those of other processes."""
         return [
             Trial(number=_number(draw), eps=self._eps(draw.params), **draw.user_attrs["trial"])
-            for draw in self.study.ended()
+            for draw in self.study.finished_trials()
         ]
 
     def _intact(self) -> float:
@@ -174,7 +174,7 @@ class SearchRunner:
             seconds=0.0,
             digest=choice.digest,
         )
-        early = self.config.stop_early(choice, self.known(), intact)
+        early = self.config.stop_early(choice, self.known_trials(), intact)
         if early is not None:
             return replace(trial, score=early[0], reason=early[1])
         begun = time.perf_counter()
@@ -208,7 +208,7 @@ class SearchRunner:
         """Report how `trial` ended, and the estimated time of the rest."""
         ended = "" if trial.score is None else f", score {trial.score:.4g}"
         detail = f"{getattr(trial, self.config.cost):.1%} of the {self.config.cost}{ended}"
-        done = len(self.study.ended())
+        done = len(self.study.finished_trials())
         if trial.reason != "scored":
             detail += f"; {trial.reason}"
         pace = (time.monotonic() - since) / max(done - before, 1)
@@ -460,11 +460,12 @@ def search(
         parts = parts_of(patterns, ready.groups)
         fingerprint = _fingerprint(pruner, penalty, config, parts)
         study = kept.study(name, config.ranges(parts), fingerprint)
-        study.draws_by(sampler, seed)
+        study.set_sampler(sampler, seed)
         progress = Progress.of(callbacks)
         runner = SearchRunner(ready, penalty, progress, study, parts, config, score, begun)
-        intact = runner.go()
-        tried = runner.known()
+        with progress.stage("search"):
+            intact = runner.run()
+        tried = runner.known_trials()
     finally:
         if pruner is not model:
             pruner.close()
@@ -526,11 +527,11 @@ def at_work(file: Path) -> Iterator[None]:
         with atomic.shared_lock(file):
             yield
     except BaseException:
-        forget(file)
+        remove_unused(file)
         raise
 
 
-def forget(file: Path) -> bool:
+def remove_unused(file: Path) -> bool:
     """Remove a storage in which no trial has ended and at which nobody is at work.
 
     Return whether it is gone.

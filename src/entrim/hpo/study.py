@@ -79,7 +79,7 @@ class Study:
     study: optuna.Study
     ranges: Ranges
 
-    def draws_by(self, sampler: str, seed: int) -> None:
+    def set_sampler(self, sampler: str, seed: int) -> None:
         """Draw the trials that begin from now on by this sampler."""
         self.study.sampler = Seeded(sampler, seed)
 
@@ -98,11 +98,11 @@ class Study:
         Two processes may begin at once where one is left. Numbers are unique, so the later one
         sees that enough stand before it, and takes its own back.
         """
-        if self._counted() >= most:
+        if self._count_trials() >= most:
             return None
         trial = self.study.ask()
         trial.set_user_attr("by", me())
-        if self._counted(trial.number) >= most:
+        if self._count_trials(trial.number) >= most:
             self.drop(trial.number)
             return None
         for name, (low, high) in self.ranges.items():
@@ -119,7 +119,7 @@ class Study:
         """Take back a trial that was not finished; it does not count."""
         self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def ended(self) -> list[FrozenTrial]:
+    def finished_trials(self) -> list[FrozenTrial]:
         """Return every trial that ended, also those of other processes."""
         return self.study.get_trials(deepcopy=False, states=_OVER)
 
@@ -130,7 +130,7 @@ class Study:
             if not (_just_begun(trial) if by is None else alive(by)):
                 self.drop(trial.number)
 
-    def _counted(self, before: int | None = None) -> int:
+    def _count_trials(self, before: int | None = None) -> int:
         counting = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
         trials = self.study.get_trials(deepcopy=False, states=counting)
         return sum(before is None or trial.number < before for trial in trials)

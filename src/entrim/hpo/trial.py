@@ -72,15 +72,15 @@ class SearchRecord:
     """By stage, in this process."""
 
     @property
-    def spared(self) -> int:
+    def unscored(self) -> int:
         """The number of trials that ended without being rebuilt and scored."""
         return sum(trial.seconds == 0 for trial in self.trials)
 
     @property
-    def saved(self) -> float:
+    def seconds_saved(self) -> float:
         """The seconds that this spared, at the mean of those trials that were scored."""
         took = [trial.seconds for trial in self.trials if trial.seconds]
-        return self.spared * sum(took) / len(took) if took else 0.0
+        return self.unscored * sum(took) / len(took) if took else 0.0
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -89,7 +89,7 @@ class SearchRecord:
     def __str__(self) -> str:
         lines = [
             f"{self.model}: score {self.intact:.4g} intact; {len(self.trials)} trials, "
-            f"{self.spared} of them not scored, which saved about {self.saved:.1f} s"
+            f"{self.unscored} of them not scored, which saved about {self.seconds_saved:.1f} s"
         ]
         lines += [
             f"  {trial.params:>6.1%} of the parameters, {trial.macs:>6.1%} of the MACs: "
@@ -131,12 +131,12 @@ def parts_of(patterns: Division, groups: Sequence[Group]) -> dict[str, tuple[str
         raise BadSettingError("no group is left to search in: widen include= or exclude=")
     if patterns is None:
         return _neighbours([group.name for group in groups])
-    parts = _named(patterns)
+    parts = _name_parts(patterns)
     left = list(groups)
     for pattern in (pattern for part in parts.values() for pattern in part):
         mine = [group.name for group in left if group.matches(pattern)]
         if not mine:
-            raise BadSettingError(f"{_why_empty(pattern, groups)}: take {pattern!r} out")
+            raise BadSettingError(f"{_reason_empty(pattern, groups)}: take {pattern!r} out")
         left = [group for group in left if group.name not in mine]
     if left:
         raise BadSettingError(
@@ -153,15 +153,15 @@ def _neighbours(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}": run for run in runs}
 
 
-def _named(patterns: Division) -> dict[str, tuple[str, ...]]:
+def _name_parts(patterns: Division) -> dict[str, tuple[str, ...]]:
     if isinstance(patterns, Mapping):
-        parts = {name: _listed(some) for name, some in patterns.items()}
+        parts = {name: _list(some) for name, some in patterns.items()}
     else:
-        parts = {pattern: (pattern,) for pattern in _listed(patterns)}
+        parts = {pattern: (pattern,) for pattern in _list(patterns)}
     return {_text(name): tuple(map(_text, some)) for name, some in parts.items()}
 
 
-def _listed(patterns: object) -> tuple[object, ...]:
+def _list(patterns: object) -> tuple[object, ...]:
     if isinstance(patterns, str):
         return (patterns,)
     if isinstance(patterns, Sequence):
@@ -175,7 +175,7 @@ def _text(pattern: object) -> str:
     raise BadSettingError(f"patterns holds {pattern!r}: hand over strings")
 
 
-def _why_empty(pattern: str, groups: Sequence[Group]) -> str:
+def _reason_empty(pattern: str, groups: Sequence[Group]) -> str:
     if any(group.matches(pattern) for group in groups):
         return f"the patterns before {pattern!r} match all that it does"
     return (

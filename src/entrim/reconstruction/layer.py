@@ -13,7 +13,7 @@ from entrim.entropic.least_squares import Refit, refit
 from entrim.entropic.moments import Moments
 from entrim.entropic.solution import Part
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.surgery.prune import part_of, put_part, zero_removed
+from entrim.surgery.prune import part_of, write_part, zero_removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,15 @@ def masked_tensors(
     for site in graph.consumers:
         dims = kept_indices.get(site.weight, {})
         if site.dim in dims:
-            changed[site.weight] = tensors[site.weight].clone()
-            zero_removed(changed[site.weight], site.dim, dims)
+            changed[site.weight] = mask_removed(tensors[site.weight], site.dim, dims)
     return {**tensors, **changed}
+
+
+def mask_removed(weight: Tensor, dim: int, dims: Mapping[int, Sequence[int]]) -> Tensor:
+    """Return a copy of `weight` with zeros at the removed positions along `dim`."""
+    masked = weight.clone()
+    zero_removed(masked, dim, dims)
+    return masked
 
 
 def refit_layer(
@@ -66,9 +72,9 @@ def refit_layer(
     ridge: float,
 ) -> LayerFit:
     """Refit one layer on the original activations, in place in `tensors`."""
-    inputs, outputs = reader.staying(kept_indices)
+    inputs, outputs = reader.kept_channels(kept_indices)
     groups = reader.geometry.groups
-    weight = reader.matrices(original[reader.site.weight]).double().cpu()
+    weight = reader.matrices(original[reader.spec.weight]).double().cpu()
     block = reader.columns // (reader.channels // groups)
     rows = outputs.view(groups, -1) - torch.arange(groups)[:, None] * weight.shape[1]
     channels = inputs.view(groups, -1) - torch.arange(groups)[:, None] * (reader.channels // groups)
@@ -103,7 +109,7 @@ def place_solution(
     tensors: dict[str, Tensor],
 ) -> None:
     """Give the layer the weights that solving for `group` found, in place in `tensors`."""
-    name = reader.site.weight
+    name = reader.spec.weight
     matrices = reader.matrices(tensors[name]).clone()
     offsets = []
     tables = reader.of_group(group)
@@ -114,11 +120,11 @@ def place_solution(
         matrices[number][:, columns[there]] = part.weight[:, there].to(matrices)
         offsets.append(part.bias)
     tensors[name] = reader.weight(matrices).view(reader.shape)
-    if reader.site.intercept_target is None:
+    if reader.spec.intercept_target is None:
         return
     home = modified_tensors(reader)[1]
     offset = torch.cat(offsets).to(tensors[home])
-    if reader.site.intercept_target != "bias":
+    if reader.spec.intercept_target != "bias":
         tensors[home] = tensors[home] - offset
     elif reader.reads_only(group):
         tensors[home] = offset
@@ -128,7 +134,7 @@ def place_solution(
 
 def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
     """Return the least-squares fit, without intercept where the layer has no place for one."""
-    if reader.site.intercept_target is None:
+    if reader.spec.intercept_target is None:
         moments = moments.through_origin()
     return refit(moments.to("cpu"), range(moments.channels), ridge=ridge)
 
@@ -140,17 +146,17 @@ def apply_update(
     tensors: dict[str, Tensor],
 ) -> None:
     """Add the solved differences to the layer's weights, their intercept where it has its home."""
-    name = reader.site.weight
+    name = reader.spec.weight
     dims = kept_indices.get(name, {})
     full = tensors[name].clone()
     step = reader.weight(torch.stack([part.weight for part in parts]))
     small = part_of(full, dims)
-    put_part(full, dims, small + step.view(small.shape).to(small))
+    write_part(full, dims, small + step.view(small.shape).to(small))
     tensors[name] = full
-    home = reader.site.intercept_target
+    home = reader.spec.intercept_target
     if home is None:
         return
-    _, outputs = reader.staying(kept_indices)
+    _, outputs = reader.kept_channels(kept_indices)
     name = modified_tensors(reader)[1]
     sign = 1 if home == "bias" else -1
     full = tensors[name].clone()
@@ -160,19 +166,19 @@ def apply_update(
 
 def modified_tensors(reader: BoundConsumer) -> list[str]:
     """Return the tensors that a refit of `reader` changes."""
-    home = reader.site.intercept_target
+    home = reader.spec.intercept_target
     if home is None:
-        return [reader.site.weight]
+        return [reader.spec.weight]
     if home == "bias":
-        return [reader.site.weight, f"{reader.site.layer}.bias"]
-    return [reader.site.weight, home.removeprefix("batchnorm:")]
+        return [reader.spec.weight, f"{reader.spec.layer}.bias"]
+    return [reader.spec.weight, home.removeprefix("batchnorm:")]
 
 
 def as_fit(reader: BoundConsumer, parts: Sequence[Refit], rows: int, variance: float) -> LayerFit:
     """Return how well the solved `parts` serve outputs of that total variance."""
     lack = sum(part.mse * len(part.bias) for part in parts)
     columns = parts[0].weight.shape[1]
-    return LayerFit(reader.site.layer, rows, columns, lack / variance if variance else 0.0)
+    return LayerFit(reader.spec.layer, rows, columns, lack / variance if variance else 0.0)
 
 
 def _variance(sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int) -> float:

@@ -65,7 +65,7 @@ def reconstruct(
         chosen = [
             consumer
             for consumer in statistics.consumers.values()
-            if consumer.site.dim in indices.get(consumer.site.weight, {})
+            if consumer.spec.dim in indices.get(consumer.spec.weight, {})
             and (not config.is_sequential or len(consumer.call_sites) > 1)
         ]
         _refit_independently(
@@ -115,12 +115,12 @@ def _refit_independently(
 
     def refit(consumer: BoundConsumer) -> LayerUpdate:
         collect(consumers)
-        gram = statistics.gram(consumer.site.layer)
+        gram = statistics.gram(consumer.spec.layer)
         fit = refit_layer(consumer, gram, kept_indices, original, tensors, ridge)
         return LayerUpdate(fit, {name: tensors[name] for name in modified_tensors(consumer)})
 
     for consumer in consumers:
-        update = cached(consumer.site.layer, partial(refit, consumer))
+        update = cached(consumer.spec.layer, partial(refit, consumer))
         update.apply(tensors)
         on_layer(update.fit)
 
@@ -170,7 +170,7 @@ def reconstruct_sequentially(
                 if new.differs(place) or residual is not None:
                     reader = calls[place]
                     work = partial(_refit, old, new, place, reader, kept_indices, ridge, residual)
-                    update = cached(reader.site.layer, work)
+                    update = cached(reader.spec.layer, work)
                     update.apply(new.tensors)
                     new.changed.update(modified_tensors(reader))
                     on_layer(update.fit)
@@ -192,22 +192,22 @@ def _refit(
     correction: Callable[[int], Tensor] | None,
 ) -> LayerUpdate:
     """Return the layer with new weights, which also replace those of the new execution."""
-    inputs, outputs = reader.staying(kept_indices)
+    inputs, outputs = reader.kept_channels(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
-    weight = part_of(new.tensors[reader.site.weight], kept_indices.get(reader.site.weight, {}))
+    weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
     sums, target_stats = ResidualMoments.of(reader, weight, len(inputs)), ChannelStats()
     for batch in range(len(old.batches)):
         target = old.at(place, batch)
         if correction is not None:
             target = target + correction(batch)
         residual = target - new.compute(place, batch)
-        x = reader.batched(new.at(reader.inputs[0], batch))
+        x = reader.merge_batch(new.at(reader.inputs[0], batch))
         stay = outputs.to(x.device)
         sums.add(
             x.index_select(axis, inputs.to(x.device)),
-            reader.batched(residual).index_select(axis, stay),
+            reader.merge_batch(residual).index_select(axis, stay),
         )
-        target_stats.add(reader.batched(target).index_select(axis, stay), axis)
+        target_stats.add(reader.merge_batch(target).index_select(axis, stay), axis)
     parts = [solve_layer(reader, moments, ridge) for moments in sums.moments()]
     apply_update(reader, parts, kept_indices, new.tensors)
     fit = as_fit(reader, parts, sums.gram.count, float(target_stats.variance.sum()))

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that works offline.
+"""The report of a run: one self-contained HTML file.
 
 >>> from entrim.report import write
 >>> write("no/such/folder")

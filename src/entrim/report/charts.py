@@ -10,18 +10,18 @@ from entrim.report.numbers import percent, power_of_ten, short
 
 WIDE, HIGH = 300.0, 120.0
 WIDTHS = {"wide": 460.0, "narrow": 310.0}
-"""A chart over the whole page is drawn twice, so that its text can be read on a phone too."""
+"""Wide charts are drawn twice, so that their text is readable on a phone too."""
 _LETTER = 6.8
-"""About what a letter of a label takes."""
+"""The approximate width of a letter."""
 
 
 def barcode(kept: Collection[int], channels: int) -> Markup:
-    """Return a line for every channel, strong where it stays."""
+    """Return one mark per channel, strong if it is kept."""
     each = WIDE / channels
     gap = min(1.0, each / 4)
     runs: list[list[int]] = []
     for unit in sorted(kept):
-        if gap < 0.4 and runs and runs[-1][1] == unit:  # thousands of channels: one mark a run
+        if gap < 0.4 and runs and runs[-1][1] == unit:  # thousands of channels: one mark per run
             runs[-1][1] = unit + 1
         else:
             runs.append([unit, unit + 1])
@@ -30,7 +30,7 @@ def barcode(kept: Collection[int], channels: int) -> Markup:
         for a, b in runs
     )
     return picture(
-        f"Which channels stay: {len(kept)} of {channels}",
+        f"Kept channels: {len(kept)} of {channels}",
         WIDE,
         22,
         tag("rect", width=WIDE, height=22, rx=3, class_="gone"),
@@ -41,7 +41,7 @@ def barcode(kept: Collection[int], channels: int) -> Markup:
 
 
 def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
-    """Return the importances from the largest to the least, with the threshold for going."""
+    """Return the sorted importances, with the threshold of removal."""
     order = sorted(range(len(w)), key=lambda d: (-w[d], d))
     most, each = max(max(w), THRESHOLD), WIDE / len(w)
     floor = HIGH - 17
@@ -55,7 +55,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
     edge, line = each * len(kept), floor - (floor - 6) * THRESHOLD / most
     beyond = edge > 0.6 * WIDE
     return picture(
-        f"Importance w of {len(w)} channels, sorted: {len(kept)} stay, the largest is {max(w):.2g}",
+        f"Importance w of {len(w)} channels, sorted: {len(kept)} kept, the largest is {max(w):.2g}",
         WIDE,
         HIGH,
         tag("path", d=bars["dropped"], class_="dropped"),
@@ -64,7 +64,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
         tag("path", d=f"M{edge:.1f} 2V{floor:.0f}", class_="guide"),
         tag(
             "text",
-            f"{len(kept)} stay",
+            f"{len(kept)} kept",
             x=edge + (-5 if beyond else 5),
             y=14,
             text_anchor="end" if beyond else "start",
@@ -76,7 +76,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
 
 
 def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup:
-    """Return F from step to step, with the certificate at its end."""
+    """Return the objective F after every step, with the optimality residual."""
     high, low = max(trace), min(trace)
     floor, span = HIGH - 17, (high - low) or 1.0
     points = [
@@ -88,11 +88,11 @@ def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup
     ]
     way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     last = points[-1]
-    said = [f"{trace[0]:.3g} → {trace[-1]:.3g}"]
+    labels = [f"{trace[0]:.3g} → {trace[-1]:.3g}"]
     if optimality_residual is not None:
-        said.append(f"certificate {power_of_ten(optimality_residual)}")
+        labels.append(f"residual {power_of_ten(optimality_residual)}")
     return picture(
-        f"The objective F in {len(trace)} steps: {', '.join(said)}",
+        f"The objective F in {len(trace)} steps: {', '.join(labels)}",
         WIDE,
         HIGH,
         tag(
@@ -102,7 +102,7 @@ def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup
         tag("circle", cx=last[0], cy=last[1], r=4, class_="dot"),
         *(
             tag("text", line, x=WIDE, y=16 + 16 * k, text_anchor="end", class_="said")
-            for k, line in enumerate(said)
+            for k, line in enumerate(labels)
         ),
         tag("text", "the objective F", x=0, y=HIGH - 2),
         tag("text", f"{len(trace)} steps", x=WIDE, y=HIGH - 2, text_anchor="end"),
@@ -110,31 +110,32 @@ def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup
 
 
 def tradeoff(points: Sequence[TradeOff], resource: str, word: str, screen: str) -> Markup:
-    """Return the foreseen damage against what remains of `kind`, and the point that was taken."""
+    """Return the predicted divergence against the cost `resource`, with the selected point."""
     left, right, top, floor = 46.0, WIDTHS[screen] - 14, 14.0, 210.0
-    whole = max(getattr(point, resource) for point in points)
-    bent = max(point.divergence for point in points) or 1.0
+    full = max(getattr(point, resource) for point in points)
+    largest = max(point.divergence for point in points) or 1.0
 
     def at(point: TradeOff) -> tuple[float, float]:
-        share = getattr(point, resource) / whole
+        share = getattr(point, resource) / full
         return left + (right - left) * share, floor - (floor - top) * math.sqrt(
-            point.divergence / bent
+            point.divergence / largest
         )
 
     way = sorted(map(at, points))
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in way)
-    taken = next((point for point in points if point.selected), None)
+    selected = next((point for point in points if point.selected), None)
     marks = []
-    if taken is not None:
-        share = getattr(taken, resource) / whole
-        label = f"taken: {short(getattr(taken, resource))} {word} ({percent(share)})"
-        marks = [_selected(*at(taken), label, right, floor)]
+    title = f"Predicted divergence against {word}"
+    if selected is not None:
+        share = getattr(selected, resource) / full
+        label = f"selected: {short(getattr(selected, resource))} {word} ({percent(share)})"
+        marks = [_selected_mark(*at(selected), label, right, floor)]
+        title += f"; selected: {percent(share)}"
     return picture(
-        f"Foreseen damage against the {word} that remain"
-        + ("" if taken is None else f"; taken: {percent(getattr(taken, resource) / whole)}"),
+        title,
         WIDTHS[screen],
         250,
-        *_grid(left, right, top, floor, bent),
+        *_grid(left, right, top, floor, largest),
         tag(
             "polygon",
             points=f"{way[0][0]:.1f},{floor} {line} {way[-1][0]:.1f},{floor}",
@@ -142,26 +143,26 @@ def tradeoff(points: Sequence[TradeOff], resource: str, word: str, screen: str) 
         ),
         tag("polyline", points=line, class_="line"),
         *marks,
-        tag("text", "damage, as a square root", x=right, y=top + 14, text_anchor="end"),
-        tag("text", f"{word} that remain", x=right, y=246, text_anchor="end"),
+        tag("text", "divergence (square-root scale)", x=right, y=top + 14, text_anchor="end"),
+        tag("text", word, x=right, y=246, text_anchor="end"),
         class_=f"tradeoff {screen}",
     )
 
 
-def _grid(left: float, right: float, top: float, bottom: float, bent: float) -> list[Markup]:
+def _grid(left: float, right: float, top: float, bottom: float, largest: float) -> list[Markup]:
     marks = []
     for share in (0, 0.25, 0.5, 0.75, 1):
         x, y = left + (right - left) * share, bottom - (bottom - top) * share
         marks += [
             tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid"),
             tag("text", percent(share), x=x, y=bottom + 16, text_anchor="middle"),
-            tag("text", f"{bent * share**2:.2g}", x=left - 6, y=y + 4, text_anchor="end"),
+            tag("text", f"{largest * share**2:.2g}", x=left - 6, y=y + 4, text_anchor="end"),
         ]
     return marks
 
 
-def _selected(x: float, y: float, label: str, right: float, bottom: float) -> Markup:
-    """Return the mark of a point; its label stands to the right of it as far as there is room."""
+def _selected_mark(x: float, y: float, label: str, right: float, bottom: float) -> Markup:
+    """Return the mark of a point, with its label on the right if there is room."""
     return join(
         tag("path", d=f"M{x:.1f} {y:.1f}V{bottom}", class_="guide"),
         tag("circle", cx=x, cy=y, r=6.5, class_="dot"),
@@ -169,14 +170,14 @@ def _selected(x: float, y: float, label: str, right: float, bottom: float) -> Ma
             "text",
             label,
             x=min(x + 10, right - _LETTER * len(label)),
-            y=y - 10 if y > 50 else y + 24,  # the words of the axis are above
+            y=y - 10 if y > 50 else y + 24,  # below the label of the axis
             class_="said",
         ),
     )
 
 
 def proof(values: Mapping[str, float], screen: str) -> Markup:
-    """Return the differences found and the tolerance, on a scale of powers of ten."""
+    """Return the measured differences and the tolerance on a logarithmic scale."""
     span = WIDTHS[screen] - 40
     names = {"sliced": "sliced", "final": "final", "tolerance": "tolerance"}
     found = {names[key]: values[key] for key in names if key in values}
@@ -205,6 +206,6 @@ def proof(values: Mapping[str, float], screen: str) -> Markup:
         ]
         if name != "tolerance":
             marks.append(tag("circle", cx=x, cy=61, r=5, class_="dot"))
-    said = ", ".join(f"{name} {power_of_ten(value)}" for name, value in found.items())
-    title = f"Largest relative differences: {said}"
+    values_text = ", ".join(f"{name} {power_of_ten(value)}" for name, value in found.items())
+    title = f"Largest relative differences: {values_text}"
     return picture(title, WIDTHS[screen], 92, *marks, class_=f"proof {screen}")

@@ -1,4 +1,4 @@
-"""What a report says last: the proof, the time, and how to repeat the run."""
+"""The last sections of a report: verification, time, and how to reproduce the run."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -10,32 +10,32 @@ from entrim.report.numbers import moment, power_of_ten, seconds, size
 from entrim.report.report_data import ReportData
 
 
-def proof(story: ReportData) -> Markup:
-    """Return the surgery's proof."""
-    values = story.record.proof
+def proof(data: ReportData) -> Markup:
+    """Return the verification of the pruned network."""
+    values = data.record.proof
     return join(
         tag(
             "p",
-            "Before the smaller network was handed out it was compared, at the outputs and inside, "
-            "with the original computing with zeros in place of the channels that went: ",
+            "The pruned network was compared, at its outputs and inside, with the original network "
+            "in which removed channels are zero. Largest relative difference: ",
             tag("strong", power_of_ten(values["sliced"])),
-            " apart after slicing, ",
+            " after slicing, ",
             tag("strong", power_of_ten(values["final"])),
-            f" with the new weights; {power_of_ten(values['tolerance'])} is allowed.",
+            f" with the new weights; the tolerance is {power_of_ten(values['tolerance'])}.",
         ),
         tag("figure", *(charts.proof(values, screen) for screen in charts.WIDTHS)),
     )
 
 
-def distilled(story: ReportData) -> Markup | None:
-    """Return what the training towards the original has done."""
-    done = story.record.distilled
+def distillation(data: ReportData) -> Markup | None:
+    """Return the result of the distillation."""
+    done = data.record.distilled
     return None if done is None else tag("p", f"{str(done)[:1].upper()}{str(done)[1:]}.")
 
 
-def time_taken(story: ReportData) -> Markup | None:
+def time_taken(data: ReportData) -> Markup | None:
     """Return the seconds by stage."""
-    stages = {name: value for name, value in story.record.seconds.items() if value > 0}
+    stages = {name: value for name, value in data.record.seconds.items() if value > 0}
     total = sum(stages.values())
     if not total:
         return None
@@ -48,52 +48,52 @@ def time_taken(story: ReportData) -> Markup | None:
         for k, (name, value) in enumerate(stages.items())
     )
     return join(
-        tag("p", f"{seconds(total)} altogether."),
+        tag("p", f"{seconds(total)} in total."),
         tag("div", *parts, class_="stages", aria_hidden="true"),
         tag("ul", *names, class_="keys"),
     )
 
 
-def repeat_section(story: ReportData) -> Markup:
-    """Return what repeats the run: commands, calls, circumstances, settings."""
-    record = story.record
+def repeat_section(data: ReportData) -> Markup:
+    """Return commands, calls, environment and settings of the run."""
+    record = data.record
     shown = []
-    if story.commands:
-        shown.append(_code("On the command line", map(repeat.command, story.commands)))
+    if data.commands:
+        shown.append(_code("On the command line", map(repeat.command, data.commands)))
     shown.append(_code("In Python", repeat.calls(record)))
     settings: list[list[Part]] = [
         [name, describe(name, value)] for name, value in _flatten(record.settings)
     ]
     return join(
         *shown,
-        table("What it ran with", ["what", "value"], _circumstances(record), class_="wrap"),
+        table("Environment", ["what", "value"], _circumstances(record), class_="wrap"),
         details(
-            "Every setting",
-            table("Settings as they were decided", ["setting", "value"], settings, class_="wrap"),
+            "All settings",
+            table("Settings of the run", ["setting", "value"], settings, class_="wrap"),
         ),
     )
 
 
 def _circumstances(record: Record) -> list[list[Part]]:
-    """Return what else the result depends on, as far as the record knows it."""
+    """Return what else the result depends on, as far as the record contains it."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     rows: list[tuple[str, str | int | None]] = [
-        ("ended", moment(record.date)),
+        ("finished", moment(record.date)),
         ("versions", versions),
         ("threads", record.threads),
-        ("random numbers", _chance(record)),
+        ("seed", _seed(record)),
     ]
     for done in (*record.earlier, record.distilled):
         if done is not None:
-            rows.append(("distillation ended", moment(done.date)))
-            rows.append(("its random numbers", f"from seed {done.settings.get('seed')}"))
-    rows.append(("checksum of the network before", record.original))
+            rows.append(("distillation finished", moment(done.date)))
+            rows.append(("seed of the distillation", done.settings.get("seed")))
+    rows.append(("checksum of the original network", record.original))
     rows.append(("checksum of the images", record.images_checksum))
     return [[name, value] for name, value in rows if value is not None]
 
 
-def _chance(record: Record) -> str:
-    return "none were drawn" if record.seed is None else f"from seed {record.seed}"
+def _seed(record: Record) -> str:
+    return "no random numbers used" if record.seed is None else str(record.seed)
 
 
 def _flatten(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -129,7 +129,7 @@ def describe(name: str, value: Any) -> str:
 
 
 def _code(title: str, lines: Iterable[str]) -> Markup:
-    """Return lines of code, each an element of its own: a long one is indented where it breaks."""
+    """Return lines of code, each in its own element, so that wrapped lines are indented."""
     code = (tag("code", line) for line in lines)
     return join(
         tag("h3", title),

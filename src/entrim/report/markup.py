@@ -1,16 +1,16 @@
-"""HTML and SVG made of tags: whatever is not made by a tag is text, and stays text."""
+"""HTML and SVG built from tags; anything else is text and is escaped."""
 
 from html import escape
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 Part = str | int | float | None
-"""A child or the value of an attribute; None is left out."""
+"""A child or the value of an attribute; None is omitted."""
 
 
 def tag(name: str, /, *children: Part, **attributes: Part) -> Markup:
@@ -30,7 +30,7 @@ def tag(name: str, /, *children: Part, **attributes: Part) -> Markup:
 
 
 def join(*children: Part) -> Markup:
-    """Return the children one behind the other."""
+    """Return the children in sequence."""
     return Markup(
         "".join(
             child if isinstance(child, Markup) else escape(_text(child), quote=False)
@@ -41,7 +41,7 @@ def join(*children: Part) -> Markup:
 
 
 def table(caption: str, head: list[str], rows: list[list[Part]], **attributes: Part) -> Markup:
-    """Return a table that can be scrolled with the keys; the first cell of a row heads it."""
+    """Return a table that can be scrolled with the keyboard; the first cell of a row heads it."""
     cells = (
         tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))
         for row in rows
@@ -57,20 +57,20 @@ def table(caption: str, head: list[str], rows: list[list[Part]], **attributes: P
 
 
 def bar(share: int | float) -> Markup:
-    """Return a bar beside a figure that says the same."""
+    """Return a bar next to a number with the same meaning."""
     fill = tag("span", class_="fill", style=f"width:{100 * min(share, 1):.1f}%")
     return tag("span", fill, class_="bar", aria_hidden="true")
 
 
 def details(title: str, content: Markup) -> Markup:
-    """Return content that opens on request."""
+    """Return content that can be unfolded."""
     return tag("details", tag("summary", title), content)
 
 
 def picture(
     title: str, width: int | float, height: int | float, *children: Part, **attributes: Part
 ) -> Markup:
-    """Return an SVG that tells a screen reader `title` and nothing of its parts."""
+    """Return an SVG that screen readers present as `title`."""
     return tag(
         "svg",
         *children,

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 import math
 from datetime import datetime
@@ -25,7 +25,7 @@ def size(count: int | float) -> str:
 
 
 def seconds(value: int | float) -> str:
-    """Return a time in a unit that suits it.
+    """Return a time in a suitable unit.
 
     >>> seconds(0.00037), seconds(0.25), seconds(84), seconds(4000)
     ('0.37 ms', '250 ms', '84 s', '1 h 7 min')
@@ -39,7 +39,7 @@ def seconds(value: int | float) -> str:
 
 
 def moment(date: str | None) -> str | None:
-    """Return a date of a record as people read it.
+    """Return a date of a record for people.
 
     >>> moment("2026-11-16T18:34:07+00:00")
     '2026-11-16, 18:34 UTC'
@@ -56,14 +56,14 @@ def percent(share: int | float) -> str:
 
 
 def times(before: int | float, after: int | float) -> str:
-    """Return how many times less `after` is."""
+    """Return by how many times `after` is smaller."""
     if not after or not math.isfinite(before / after):
         return "–"
     return f"{float(f'{before / after:.3g}'):g}×"
 
 
 def power_of_ten(value: int | float) -> str:
-    """Return a small number as people write it.
+    """Return a small number with a power of ten.
 
     >>> power_of_ten(3.26e-16), power_of_ten(1e-9), power_of_ten(0.0)
     ('3.3·10⁻¹⁶', '10⁻⁹', '0')

@@ -92,10 +92,10 @@ def _default(type_name: str, name: str) -> Any:
     return MISSING
 
 
-def _options(kind: type, settings: Mapping[str, Any], always: Sequence[str]) -> list[str]:
-    known = {item.name for item in fields(kind)}
+def _options(config_type: type, settings: Mapping[str, Any], always: Sequence[str]) -> list[str]:
+    known = {item.name for item in fields(config_type)}
     return [
         f"{name}={value!r}"
         for name, value in settings.items()
-        if name in always or (name in known and value != _default(kind.__name__, name))
+        if name in always or (name in known and value != _default(config_type.__name__, name))
     ]

@@ -1,4 +1,4 @@
-"""What a report tells, read from a saved folder."""
+"""The contents of a report, read from a saved folder."""
 
 import json
 import os
@@ -12,33 +12,33 @@ from entrim.records import Record
 from entrim.storage.model_folder import read_manifest, record_in
 
 COMMAND = "command.json"
-"""The file in which the command line notes how it was called."""
+"""The file in which a command stores its words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer of the ribbon."""
+    """One layer of the network."""
 
     name: str
     before: int = 0
-    """The channels that it made."""
+    """Channels of the original layer."""
     after: int = 0
-    """Those that it still makes."""
+    """Channels after pruning."""
     reasons: tuple[str, ...] = ()
-    """Why some of its channels had to stay."""
-    looked_at: bool = True
+    """Why some of its channels are frozen."""
+    included: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """The record of a run, and what else the folder knows."""
+    """The record of a run, its layers and its commands."""
 
     folder: str
     record: Record
     layers: tuple[Layer, ...]
-    """In the order in which the network holds them."""
+    """In the order of the modules of the network."""
     commands: tuple[tuple[str, ...], ...] = ()
-    """How the run was made, where that was the command line; the last one ended here."""
+    """The commands that led to the run, the last one last; empty if it was saved from Python."""
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class ReportData:
         tensors: Mapping[str, str],
         commands: Sequence[Sequence[str]],
     ) -> "ReportData":
-        """Return the story of a record; `tensors` are those of the network before."""
+        """Return the data of a record; `tensors` are those of the original network."""
         return cls(
             folder=str(folder),
             record=record,
@@ -58,19 +58,19 @@ class ReportData:
 
     @property
     def command(self) -> tuple[str, ...] | None:
-        """How the run was started, where that was the command line."""
+        """The last command, if there is one."""
         return self.commands[-1] if self.commands else None
 
 
 def read(folder: str | os.PathLike[str]) -> ReportData:
-    """Return the story of the run saved in `folder`; a LoadError says what is wrong with it.
+    """Return the data of the run saved in `folder`; raise LoadError if there is none.
 
     >>> import tempfile, torch, entrim
     >>> from entrim.report import read
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> folder = tempfile.mkdtemp()
-    >>> entrim.sparsify(net, torch.randn(99, 4), widths={"0": 4}).save(folder)
+    >>> entrim.sparsify(net, torch.randn(99, 4), entrim.Widths({"0": 4})).save(folder)
     >>> [(layer.name, layer.before, layer.after) for layer in read(folder).layers]
     [('0', 8, 4), ('2', 2, 2)]
     """
@@ -80,10 +80,9 @@ def read(folder: str | os.PathLike[str]) -> ReportData:
 
 
 def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
-    """Return every layer with its widths; `tensors` are those of the network before the cut.
+    """Return every layer with its widths; `tensors` are those of the original network.
 
-    Groups that a run was told to leave alone are not in its record: their layers are known by their
-    weights only.
+    Excluded groups are not in the record: their layers are found by their weights.
     """
     found: dict[str, Layer] = {}
     for group in record.groups:
@@ -97,7 +96,7 @@ def layers_of(record: Record, tensors: Mapping[str, str]) -> tuple[Layer, ...]:
         if tensor.rpartition(".")[2] == "weight" and name not in found:
             sizes = [int(n) for n in re.findall(r"\d+", form.partition("[")[2])]
             if len(sizes) > 1:
-                found[name] = Layer(name=name, before=sizes[0], after=sizes[0], looked_at=False)
+                found[name] = Layer(name=name, before=sizes[0], after=sizes[0], included=False)
     order = {name: place for place, name in enumerate(dict.fromkeys(map(_owner, tensors)))}
     return tuple(sorted(found.values(), key=lambda layer: order.get(layer.name, len(order))))
 
@@ -111,20 +110,20 @@ def _owner(tensor: str) -> str:
 
 
 def commands_in(place: Path) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that led to the run in `place`, as noted there; what is not ours is not.
+    """Return the commands that led to the run in `place`; an invalid file is ignored.
 
-    A run that took up another one notes the commands of that before its own.
+    The commands of a run that this one started from come first.
     """
     try:
-        noted: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
+        found: Any = json.loads((place / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ()
-    if not isinstance(noted, dict) or not _words(noted.get("command")):
+    if not isinstance(found, dict) or not _are_words(found.get("command")):
         return ()
-    before = noted.get("before")
-    earlier = before if isinstance(before, list) and all(map(_words, before)) else []
-    return tuple(tuple(words) for words in (*earlier, noted["command"]))
+    before = found.get("before")
+    earlier = before if isinstance(before, list) and all(map(_are_words, before)) else []
+    return tuple(tuple(words) for words in (*earlier, found["command"]))
 
 
-def _words(found: Any) -> bool:
+def _are_words(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(word, str) for word in found)

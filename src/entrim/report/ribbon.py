@@ -1,4 +1,4 @@
-"""The network as a ribbon: as wide as every layer was, and inside as wide as it is now."""
+"""The network as a ribbon: the width of every layer before, and inside it after pruning."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from entrim.report.report_data import Layer
 Point = tuple[int | float, int | float]
 Turn = Callable[[int | float, int | float], Point]
 _FLAT = 0.28
-"""The part of a step, on either side, along which the ribbon keeps the width of its layer."""
+"""The part of a step, on either side, with the constant width of its layer."""
 _UNEVEN = 24
-"""From this ratio of widths on, their square roots are drawn."""
+"""The ratio of widths from which on their square roots are drawn."""
 
 
-def rooted(layers: Sequence[Layer]) -> bool:
-    """Whether the widths differ so much that square roots are drawn."""
+def uses_square_roots(layers: Sequence[Layer]) -> bool:
+    """Whether the widths differ so much that their square roots are drawn."""
     return max(x.before for x in layers) > _UNEVEN * min(x.before for x in layers)
 
 
@@ -77,8 +77,8 @@ def _bands(
     turn: Turn,
     name: str,
 ) -> Markup:
-    """Return the gone and the kept ribbon, what had to stay hatched, and a place to point at."""
-    scale = math.sqrt if rooted(layers) else float
+    """Return the ribbons before and after, with full layers hatched, and areas for tooltips."""
+    scale = math.sqrt if uses_square_roots(layers) else float
     unit = most / scale(max(layer.before for layer in layers))
     outer = [unit * scale(layer.before) for layer in layers]
     inner = [
@@ -156,7 +156,7 @@ def _outline(
     middle: float,
     turn: Turn,
 ) -> str:
-    """Return the way along one edge of a band and back along the other."""
+    """Return the outline of a band."""
     halves = [max(half, 1.0) for half in halves]
     upper = [
         (x + side, middle - half)
@@ -182,13 +182,13 @@ def _at(point: Point, turn: Turn) -> str:
 
 
 def describe(layer: Layer) -> str:
-    """Return what became of a layer, as a sentence."""
+    """Return the widths of a layer as a sentence."""
     if layer.before != layer.after:
-        return f"{layer.name}: {layer.after} of {layer.before} channels stay"
+        return f"{layer.name}: {layer.after} of {layer.before} channels kept"
     if layer.reasons:
-        return f"{layer.name}: all {layer.before} channels stay, because {layer.reasons[0]}"
-    why = "all were chosen" if layer.looked_at else "the run left it alone"
-    return f"{layer.name}: all {layer.before} channels stay, {why}"
+        return f"{layer.name}: all {layer.before} channels kept, because {layer.reasons[0]}"
+    why = "all were selected" if layer.included else "it was excluded"
+    return f"{layer.name}: all {layer.before} channels kept, {why}"
 
 
 def _words(text: str, x: float, y: float, class_name: str) -> Markup:
@@ -197,10 +197,10 @@ def _words(text: str, x: float, y: float, class_name: str) -> Markup:
 
 def _description(layers: Sequence[Layer]) -> str:
     before, after = sum(x.before for x in layers), sum(x.after for x in layers)
-    cut = sum(x.before != x.after for x in layers)
+    pruned = sum(x.before != x.after for x in layers)
     return (
-        f"The network as a ribbon of {len(layers)} layers: {cut} were cut, and {after:,} of "
-        f"{before:,} channels stay. The table below holds every layer."
+        f"The network as a ribbon of {len(layers)} layers: {pruned} were pruned, and {after:,} of "
+        f"{before:,} channels are kept. The table below contains every layer."
     )
 
 
@@ -209,5 +209,5 @@ def _change(layer: Layer) -> str:
 
 
 def _shorten(name: str, most: int = 22) -> str:
-    """Return the end of a long name, which is what tells layers apart."""
+    """Return the end of a long name, which distinguishes layers best."""
     return name if len(name) <= most else "…" + name[1 - most :]

@@ -1,4 +1,4 @@
-"""What was cut, chosen, refitted and frozen; a section without content is None."""
+"""Sections about widths, kept channels, refitted layers and frozen channels; None if empty."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ WORDS = {
     "params": "parameters",
     "macs": "MACs",
     "bytes": "bytes",
-    "latency": "a pass",
+    "latency": "per pass",
     "max_error": "error",
 }
 
 
-def network(story: ReportData) -> Markup | None:
-    """Return the ribbon, and the same as a table."""
-    layers = story.layers
+def network(data: ReportData) -> Markup | None:
+    """Return the layers as a ribbon and as a table."""
+    layers = data.layers
     if not layers:
         return None
-    rooted = " Its height is the square root of the width." if ribbon.rooted(layers) else ""
+    note = " Heights are square roots of widths." if ribbon.uses_square_roots(layers) else ""
     return join(
         tag(
             "p",
-            "Each step is a layer, in the order in which the network holds them. The pale ribbon "
-            f"is what it was, the strong one what is left.{rooted}",
+            "Each step is a layer, in the order of the network's modules. The pale ribbon is the "
+            f"original width, the strong one the width after pruning.{note}",
         ),
         tag("figure", ribbon.across(layers), ribbon.down(layers), _legend()),
         details(
             "Every layer as a table",
             table(
                 "Channels of every layer before and after",
-                ["layer", "before", "after", "stays", "note"],
+                ["layer", "before", "after", "kept", "note"],
                 [_layer_row(layer) for layer in layers],
             ),
         ),
@@ -48,44 +48,44 @@ def _legend() -> Markup:
         tag("span", class_="key kept"),
         "kept ",
         tag("span", class_="key gone"),
-        "cut away ",
+        "removed ",
         tag("span", class_="key whole"),
-        "kept whole",
+        "all channels kept",
         class_="legend",
     )
 
 
 def _layer_row(layer: Layer) -> list[Part]:
-    note = "; ".join(layer.reasons) or ("" if layer.looked_at else "left alone, as told")
-    stays = percent(layer.after / max(layer.before, 1))
-    return [layer.name, layer.before, layer.after, stays, note]
+    note = "; ".join(layer.reasons) or ("" if layer.included else "excluded")
+    kept = percent(layer.after / max(layer.before, 1))
+    return [layer.name, layer.before, layer.after, kept, note]
 
 
-def tradeoff(story: ReportData) -> Markup | None:
-    """Return the curve of the budget with the point that was taken."""
-    points = story.record.tradeoff
+def tradeoff(data: ReportData) -> Markup | None:
+    """Return the trade-off curve with the selected point."""
+    points = data.record.tradeoff
     if not points:
         return None
-    budget = story.record.settings.get("budget") or {}
+    budget = data.record.settings.get("budget") or {}
     kind = next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
-    asked = ", ".join(
-        f"{_requested(key, v)} {WORDS[key]}"
+    limits = ", ".join(
+        f"{_limit_text(key, v)} {WORDS[key]}"
         for key, v in budget.items()
         if key in WORDS and v is not None
     )
     text = tag(
         "p",
-        "Every group was cut on its own to see what that does to the outputs; the curve adds this "
-        "damage up on the way from the whole network, at the right, to the narrowest. "
-        + (f"Asked for: {asked}." if asked else "No budget was named, so the damage decided."),
+        "Every group was pruned alone to measure the divergence of the outputs; the curve shows "
+        "the sum of these divergences, from the original network on the right to the narrowest. "
+        + (f"Budget: {limits}." if limits else "Without a budget, the knee of the curve is used."),
     )
     return join(
         tag("div", text, tag("figure", *_both(points, kind)), class_="beside"),
         details(
             "The points as a table",
             table(
-                "Sizes and foreseen damage",
-                ["parameters", "MACs", "bytes", "damage", "taken"],
+                "Sizes and predicted divergence",
+                ["parameters", "MACs", "bytes", "divergence", "selected"],
                 [
                     [
                         f"{p.params:,}",
@@ -105,7 +105,7 @@ def _both(points: Sequence[TradeOff], resource: str) -> list[Markup]:
     return [charts.tradeoff(points, resource, WORDS[resource], wide) for wide in charts.WIDTHS]
 
 
-def _requested(resource: str, value: int | float) -> str:
+def _limit_text(resource: str, value: int | float) -> str:
     if resource == "latency":
         return f"at most {seconds(value)}"
     share = resource == "max_error" or isinstance(value, float)
@@ -113,31 +113,31 @@ def _requested(resource: str, value: int | float) -> str:
 
 
 def _tick(selected: bool) -> str:
-    return "taken" if selected else ""
+    return "selected" if selected else ""
 
 
-def choices(story: ReportData) -> Markup | None:
-    """Return a card for every group: which channels stay, their importance, the way down."""
-    groups = story.record.groups
+def choices(data: ReportData) -> Markup | None:
+    """Return a card for every group: kept channels, importances, and the descent of the solver."""
+    groups = data.record.groups
     if not groups:
         return None
-    lines = "Every mark is a channel; strong ones stay."
+    lines = "Every mark is a channel; strong marks are kept."
     if any(group.w for group in groups):
         lines += (
-            " Below: the importance w of every channel, sorted, and the objective F from step to "
-            "step. The certificate is the optimality residual: 0 is a perfect minimum."
+            " Below: the importance w of every channel, sorted, and the objective F after each "
+            "step. An optimality residual of 0 is an exact minimum."
         )
     usual, count = Counter(group.reason for group in groups).most_common(1)[0]
     if count > 1:
-        whole = count == len(groups)
-        alike = "All were chosen alike" if whole else "Where a card does not say how, as usual"
-        lines += f" {alike} ({usual})."
+        every = count == len(groups)
+        text = "All were selected in the same way" if every else "Unless a card states otherwise"
+        lines += f" {text}: {usual}."
     cards = (_choice(group, usual if count > 1 else None) for group in groups)
     return join(tag("p", lines), tag("div", *cards, class_="cards"))
 
 
 def _choice(group: GroupRecord, usual: str | None) -> Markup:
-    """Return the card of one group; how it was chosen is said where that is not as `usual`."""
+    """Return the card of one group, with the reason of its selection if it is not the `usual`."""
     shown = [charts.barcode(group.kept, group.channels)]
     if group.w:
         shown.append(charts.importance(group.w, set(group.kept)))
@@ -163,9 +163,9 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def refits(story: ReportData) -> Markup | None:
-    """Return how well every layer does its work with fewer inputs."""
-    layers = story.record.layers
+def refits(data: ReportData) -> Markup | None:
+    """Return the error of every refitted layer."""
+    layers = data.record.layers
     if not layers:
         return None
     most = _round_up(max(layer.error for layer in layers))
@@ -183,12 +183,11 @@ def refits(story: ReportData) -> Markup | None:
     return join(
         tag(
             "p",
-            "Each layer was solved again on the channels that stay. The bar is the squared error "
-            "of its outputs relative to their variance: 0 is perfect, 100 % is no better than the "
-            "mean.",
+            "Each layer was fitted again on the kept channels. The bar is the squared error of its "
+            "outputs relative to their variance: 0 % is exact, 100 % is no better than the mean.",
         ),
         table(
-            f"Error of every refitted layer, in the order of the rebuild; bars end at {scale}",
+            f"Error of every refitted layer, in order; the bars end at {scale}",
             ["layer", f"0 to {scale}", "error", "inputs", "equations"],
             rows,
             class_="bars",
@@ -197,21 +196,21 @@ def refits(story: ReportData) -> Markup | None:
 
 
 def _round_up(value: int | float) -> float:
-    """Return the next of 1, 2, 5, 10, 20, 50, ... per mille, so that bars have a scale."""
+    """Return the next of 0.001, 0.002, 0.005, 0.01, ..., the end of the bars."""
     steps = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
     return next((step for step in steps if step >= value), value)
 
 
-def frozen(story: ReportData) -> Markup | None:
-    """Return what had to stay, by reason."""
-    if not story.record.frozen:
+def frozen_channels(data: ReportData) -> Markup | None:
+    """Return the frozen channels by reason."""
+    if not data.record.frozen:
         return None
     reasons: dict[str, list[str]] = defaultdict(list)
-    for layer, channels, reason in story.record.frozen:
+    for layer, channels, reason in data.record.frozen:
         reasons[reason].append(f"{layer} ({channels})")
     return table(
-        "Channels that had to stay, and why",
-        ["because", "layers (channels)"],
+        "Channels that cannot be pruned, and why",
+        ["reason", "layers (channels)"],
         [[reason, ", ".join(layers)] for reason, layers in reasons.items()],
         class_="wrap",
     )

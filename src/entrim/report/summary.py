@@ -1,4 +1,4 @@
-"""What a report says first: the network, the figures before and after, warnings."""
+"""The first part of a report: the network, its sizes before and after, and warnings."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from entrim.report.numbers import percent, seconds, short, size, times
 from entrim.report.report_data import ReportData
 
 
-def head(story: ReportData) -> Markup:
-    """Return the title, the sentence that says it all, and the figures before and after."""
-    record = story.record
+def head(data: ReportData) -> Markup:
+    """Return the title, a summary sentence, and the sizes before and after."""
+    record = data.record
     ended = record.date if record.distilled is None else record.distilled.date
     before, after = record.before, record.after
     sentence = join(
@@ -18,8 +18,8 @@ def head(story: ReportData) -> Markup:
         tag("strong", percent(after.params / max(before.params, 1))),
         " of its parameters and ",
         tag("strong", percent(after.macs / max(before.macs, 1))),
-        f" of its multiply-accumulates (MACs), chosen with {record.images:,} unlabelled images.",
-        None if record.error is None else _apart(record.error),
+        f" of its multiply-accumulates (MACs), selected with {record.images:,} unlabeled images.",
+        None if record.error is None else _error_sentence(record.error),
     )
     return tag(
         "header",
@@ -30,7 +30,7 @@ def head(story: ReportData) -> Markup:
             "ul",
             None if record.score is None else _score(record.score),
             _figure("parameters", before.params, after.params, short),
-            _figure("MACs an image", before.macs, after.macs, short),
+            _figure("MACs per image", before.macs, after.macs, short),
             _figure("bytes in memory", before.bytes, after.bytes, size),
             _latency(record),
             class_="figures",
@@ -38,38 +38,38 @@ def head(story: ReportData) -> Markup:
     )
 
 
-def _apart(error: float) -> Markup:
+def _error_sentence(error: float) -> Markup:
     return join(
-        " On these its outputs are ",
+        " On these images, the squared error of its outputs is ",
         tag("strong", percent(error)),
-        " of their variance away from the original's.",
+        " of their variance.",
     )
 
 
 def _score(score: Score) -> Markup:
-    """Return the card of the metric; its bar is the share that is left, where that means one."""
-    fall = f"{score.before:.4g} → {score.after:.4g}" + (f", on {score.on}" if score.on else "")
+    """Return the card of the metric, with a bar if the ratio of the scores is meaningful."""
+    change = f"{score.before:.4g} → {score.after:.4g}" + (f", on {score.on}" if score.on else "")
     share = score.after / score.before if score.before > 0 and score.after >= 0 else None
-    return _card(f"{score.after:.4g}", score.name, fall, share, class_="score")
+    return _card(f"{score.after:.4g}", score.name, change, share, class_="score")
 
 
 def _figure(word: str, before: int, after: int, write: Callable[[int | float], str]) -> Markup:
-    fall = f"{write(before)} → {write(after)}"
-    return _card(times(before, after), f"fewer {word}", fall, after / max(before, 1))
+    change = f"{write(before)} → {write(after)}"
+    return _card(times(before, after), f"fewer {word}", change, after / max(before, 1))
 
 
 def _latency(record: Record) -> Markup:
-    """Return the card of the time, which says so where the passes differ more than the networks."""
+    """Return the card of the latency, and whether the difference is within the noise."""
     before, after = record.before, record.after
-    fall = f"{seconds(before.latency)} → {seconds(after.latency)}, give or take "
-    fall += f"{seconds(after.deviation / 2)}, for {after.batch} image{'s' * (after.batch != 1)}"
+    change = f"{seconds(before.latency)} → {seconds(after.latency)} ± "
+    change += f"{seconds(after.deviation / 2)}, for {after.batch} image{'s' * (after.batch != 1)}"
     share = after.latency / before.latency if before.latency else 1.0
-    sure = abs(before.latency - after.latency) > (before.deviation + after.deviation) / 2
-    doubt = "here" if sure else "here, within the noise"
+    significant = abs(before.latency - after.latency) > (before.deviation + after.deviation) / 2
+    where = "here" if significant else "here, within the noise"
     if after.latency <= before.latency:
-        return _card(times(before.latency, after.latency), f"faster {doubt}", fall, share)
+        return _card(times(before.latency, after.latency), f"faster {where}", change, share)
     slower = times(after.latency, before.latency)
-    return _card(slower, f"slower {doubt}", fall, share, class_="slower" if sure else None)
+    return _card(slower, f"slower {where}", change, share, class_="slower" if significant else None)
 
 
 def _card(big: str, word: str, change: str, share: float | None, **attributes: Part) -> Markup:
@@ -83,8 +83,8 @@ def _card(big: str, word: str, change: str, share: float | None, **attributes: P
     )
 
 
-def warnings(story: ReportData) -> Markup | None:
-    """Return what the user was warned about."""
-    if not story.record.notes:
+def warnings(data: ReportData) -> Markup | None:
+    """Return the warnings of the run."""
+    if not data.record.notes:
         return None
-    return tag("ul", *(tag("li", note) for note in story.record.notes), class_="notes")
+    return tag("ul", *(tag("li", note) for note in data.record.notes), class_="notes")

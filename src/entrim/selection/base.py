@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from operator import index
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from entrim.entropic.moments import Moments
 from entrim.entropic.solution import JointSolution, Part
 from entrim.entropic.solve import SolverSettings
+from entrim.errors import BadSettingError
 from entrim.graph.channel_graph import Group
 
 
@@ -66,6 +68,23 @@ class RankingSelector(Selector, Protocol):
     def rank(self, statistics: GroupStatistics) -> Sequence[int] | Tensor:
         """Return all channels, the one to remove first at the front."""
         ...
+
+
+def name_of(selector: Selector) -> str:
+    """Return a selector as messages and records contain it: its own text, else its class."""
+    own = type(selector).__str__ is not object.__str__
+    return str(selector) if own else type(selector).__name__
+
+
+def list_channels(selector: Selector, channels: Any) -> list[int]:
+    """Return the channels that `selector` returned as integers; refuse anything else."""
+    try:
+        return [index(channel) for channel in channels]
+    except TypeError as error:
+        raise BadSettingError(
+            f"{name_of(selector)} returned a {type(channels).__name__} without channels: return "
+            "indices as integers"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

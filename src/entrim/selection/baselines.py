@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from entrim.entropic.least_squares import RIDGE, NormalEquations, refit
-from entrim.entropic.moments import Moments
-from entrim.entropic.objective import Consumer, columns_of
+from entrim.entropic.moments import Moments, columns_of
+from entrim.entropic.objective import Consumer
 from entrim.entropic.solve import consumers_of, solve_k
 from entrim.errors import BadSettingError, MissingExtraError
 from entrim.graph.channel_graph import Group
@@ -49,17 +49,6 @@ class MomentsSelector:
 
 
 @dataclass(frozen=True, slots=True)
-class EliminationSelector(MomentsSelector):
-    """Backward elimination by the exact increase of the least-squares error; nested."""
-
-    method: Method = "greedy"
-
-    def rank(self, statistics: GroupStatistics) -> Int[Tensor, " D"]:
-        """Return all channels in the order in which elimination removes them."""
-        return elimination_order(list(statistics.moments))
-
-
-@dataclass(frozen=True, slots=True)
 class Scores:
     """A selector that keeps the channels with the largest scores of the user.
 
@@ -78,6 +67,10 @@ class Scores:
                 f"scores must be a dict {{pattern: numbers}}, got {self.scores!r}"
             )
         for pattern, values in self.scores.items():
+            if not isinstance(values, Tensor | Sequence):
+                raise BadSettingError(
+                    f"the scores of {pattern!r} must be one number per channel, got {values!r}"
+                )
             if isinstance(values, Tensor) and values.ndim != 1:
                 raise BadSettingError(
                     f"the scores of {pattern!r} have shape {tuple(values.shape)}: pass one number "
@@ -121,12 +114,12 @@ def select(
     weight: Weights | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " k"]:
-    """Return `channels` channels, ascending, chosen by `method`.
+    """Return `k` channels, ascending, selected by `method`.
 
     Several moments are consumers of one channel group; their errors are averaged, and `weight` is
     then a list too.
 
-    - `entropic`: the channels of `solve_for`, then up to 16 swaps of one channel for another while
+    - `entropic`: the channels of `solve_k`, then up to 16 swaps of one channel for another while
       the least-squares error falls.
     - `greedy`: backward elimination by the exact increase of the least-squares error.
     - `lasso`: one scale per channel on the layer's `weight` (its least-squares fit when None), made
@@ -138,13 +131,13 @@ def select(
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x[:, [2, 6]])
-    >>> entrim.select(m, channels=2, method="greedy").tolist()
+    >>> entrim.select(m, k=2, method="greedy").tolist()
     [2, 6]
     """
     group = [m.to("cpu") for m in consumers_of(moments)]
     total = group[0].channels
     if not isinstance(k, int) or not 1 <= k <= total:
-        raise BadSettingError(f"channels is {k}: ask for 1 to {total}")
+        raise BadSettingError(f"k is {k}: pass 1 to {total}")
     weights = _checked_weights(group, weight)
     if method == "entropic":
         chosen = _swap(group, solve_k(group, k=k).kept)

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from entrim.entropic.least_squares import NormalEquations
-from entrim.entropic.moments import Moments
-from entrim.entropic.objective import columns_of
+from entrim.entropic.moments import Moments, columns_of
+from entrim.selection.base import GroupStatistics
 
 WAITING = 16
 """Steps of elimination that a large matrix may wait for."""
@@ -83,6 +83,22 @@ class EliminationState:
         if self.left:
             self.P.addmm_(torch.cat(self.left, 1), torch.cat(self.right), alpha=-1)
         self.left, self.right = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class EliminationSelector:
+    """Backward elimination by the exact increase of the least-squares error; nested."""
+
+    def select(self, statistics: GroupStatistics, k: int) -> Int[Tensor, " k"]:
+        """Return the indices of the `k` channels that are removed last."""
+        return self.rank(statistics)[statistics.channels - k :].sort().values
+
+    def rank(self, statistics: GroupStatistics) -> Int[Tensor, " D"]:
+        """Return all channels in the order in which elimination removes them."""
+        return elimination_order([m.to("cpu") for m in statistics.moments])
+
+    def __str__(self) -> str:
+        return "greedy"
 
 
 def elimination_order(group: Sequence[Moments]) -> Int[Tensor, " D"]:

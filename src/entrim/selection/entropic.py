@@ -2,15 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from entrim.config import COUPLINGS
 from entrim.entropic.solution import Solution
 from entrim.entropic.solve import SolverSettings, live_channels, solve_k, solve_with
 from entrim.errors import BadSettingError, DeadInputError
-from entrim.selection.base import ChannelSelection, GroupStatistics, GroupTarget
+from entrim.selection.base import (
+    ChannelSelection,
+    GroupStatistics,
+    GroupTarget,
+    list_channels,
+    name_of,
+)
 from entrim.selection.baselines import select
 
 
@@ -26,6 +34,12 @@ class EntropicSelector:
     """
 
     coupling: str = "joint"
+
+    def __post_init__(self) -> None:
+        if self.coupling not in COUPLINGS:
+            raise BadSettingError(
+                f"coupling must be one of {', '.join(map(repr, COUPLINGS))}; got {self.coupling!r}"
+            )
 
     def select(self, statistics: GroupStatistics, k: int) -> Sequence[int]:
         """Return the indices of at most `k` channels; dead channels do not fill up a width."""
@@ -58,7 +72,7 @@ def _select(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelectio
     if isinstance(target.selector, EntropicSelector):
         return _at_width(target, statistics, width)
     kept = _check_kept(target, target.selector.select(statistics, width), width)
-    return ChannelSelection(kept=kept, reason=f"{target.selector}, at this width")
+    return ChannelSelection(kept=kept, reason=f"{name_of(target.selector)}, at this width")
 
 
 def _at_penalty(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:
@@ -111,16 +125,15 @@ def _fill(
     return replace(found, kept=kept, reason=f"{found.reason}; rounded up to {width}")
 
 
-def _check_kept(target: GroupTarget, kept: Sequence[int] | Tensor, width: int) -> tuple[int, ...]:
+def _check_kept(target: GroupTarget, kept: Any, width: int) -> tuple[int, ...]:
     """Return what a selector returned in ascending order; refuse anything but distinct indices."""
-    found = sorted({int(channel) for channel in kept})
-    if len(found) != len(kept) or not 1 <= len(found) <= width:
+    name, channels = name_of(target.selector), list_channels(target.selector, kept)
+    found = sorted(set(channels))
+    if len(found) != len(channels) or not 1 <= len(found) <= width:
         raise BadSettingError(
-            f"{target.selector} returned {len(kept)} channels with {len(found)} distinct indices: "
+            f"{name} returned {len(channels)} channels with {len(found)} distinct indices: "
             f"return {width} distinct ones"
         )
     if found[0] < 0 or found[-1] >= target.channels:
-        raise BadSettingError(
-            f"{target.selector} returned a channel outside 0 to {target.channels - 1}"
-        )
+        raise BadSettingError(f"{name} returned a channel outside 0 to {target.channels - 1}")
     return tuple(found)

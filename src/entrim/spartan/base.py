@@ -97,7 +97,7 @@ class BoxModel(BaseEstimator):
         empty = np.zeros((self.n_boxes, rows.shape[1]))
         self.centers_ = boxes.centre(rows, weights, point.labels, empty)[self._occupied]
         self.loss_ = point.loss
-        self.certificate_ = point.certificate
+        self.optimality_residual_ = point.optimality_residual
         self.trace_ = np.array(descent.trace)
         self.n_iter_ = len(descent.trace) - 1
         self.status_ = descent.outcome.value

@@ -12,29 +12,39 @@ from entrim.spartan.classification import Classification
 
 
 class eSPAClassifier(ClassifierMixin, BoxModel):  # noqa: N801 (the name of the method)
-    """Classification by boxes of the feature space, with one importance w a feature (eSPA+).
+    """Classification by boxes of the feature space, with one importance per feature (eSPA+).
 
-    Minimises, over importances w on the simplex, class laws P, affiliations gamma and centres C::
+    Minimizes, over importances w on the simplex, class probabilities P, affiliations gamma and
+    centers C::
 
         box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d
         - eps_cl / T sum_tk gamma_kt log P_k(class of t)
 
-    by four closed-form steps; w is a softmax of the spread of each feature inside boxes. A new row
-    has the class law of the nearest box in the metric of w. Standardise the features.
+    in four closed-form steps; w is a softmax of the spread of each feature inside boxes. A new row
+    has the class probabilities of the nearest box in the metric of w. Standardize the features.
 
     Parameters
     ----------
-    n_boxes : the number K of boxes; several to a class where it has several clouds.
-    eps_w : strength of the entropy; positive: small for few features, large to use many.
-    eps_cl : strength of the classes against the box distance; positive.
-    box_weight, n_init, tol, max_iter, random_state, block : as in `SPARTAnRegressor`.
+    n_boxes : int, default 5
+        The number K of boxes; several per class if it consists of several clusters.
+    eps_w : float, default 0.02
+        Strength of the entropy; positive: small for few features, large to use many.
+    eps_cl : float, default 1
+        Strength of the classes relative to the box distance; positive.
+    box_weight, n_init, tol, max_iter, random_state, block
+        As in `SPARTAnRegressor`.
 
     Attributes
     ----------
-    classes_ : (M,) the classes.
-    box_proba_ : (K, M) the class law of each box.
-    w_, centers_, labels_, loss_ and the rest : as in `SPARTAnRegressor`.
+    classes_ : array of shape (M,)
+        The classes.
+    box_proba_ : array of shape (K, M)
+        The class probabilities of each box.
+    w_ : array of shape (n_features / block,)
+        Importances. This and all others are as in `SPARTAnRegressor`.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(200, 50))
     >>> x[:, :2] += 6 * np.sign(x[:, :2])  # four clouds, opposite ones of one class

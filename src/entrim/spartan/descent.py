@@ -101,19 +101,19 @@ class Point:
         return p.box_share * spread.reshape(-1, p.block).sum(1)
 
     @cached_property
-    def moved(self) -> Int[np.ndarray, " T"]:
+    def new_labels(self) -> Int[np.ndarray, " T"]:
         """The gamma-step: the affiliations after it."""
         return boxes.affiliate(self.costs, self.labels)
 
     @cached_property
-    def certificate(self) -> float:
+    def optimality_residual(self) -> float:
         """The optimality residual, relative and dimensionless; 1 while a row wants another box.
 
         The gradient -2 a_d / w_d^3 + b_d + eps_w (log w_d + 1) must be one common number on the
         features that are left. Where two of them both curve down, 6 a_d / w_d^4 < |eps_w| / w_d,
         moving weight from one to the other lowers F: 1 there too.
         """
-        if not np.array_equal(self.moved, self.labels):
+        if not np.array_equal(self.new_labels, self.labels):
             return 1.0
         eps_w = self.problem.eps_w
         pull = 2 * self.fit.ridge_energy / self.w**3
@@ -129,8 +129,8 @@ class Point:
         Without the features that vanish in the w-step, unless F would rise without them.
         """
         p = self.problem
-        centres = boxes.centre(self.rows, p.weights, self.moved, self.centres)
-        between = replace(self, labels=self.moved, centres=centres)
+        centres = boxes.centre(self.rows, p.weights, self.new_labels, self.centres)
+        between = replace(self, labels=self.new_labels, centres=centres)
         w = w_step(self.fit.ridge_energy, between.price, self.w, p.eps_w)
         for lowest in (p.threshold, 0.0):
             left = w > lowest
@@ -181,11 +181,11 @@ def descend(point: Point, tol: float, max_iter: int) -> Descent:
     """Sweep until the certificate is at most `tol`; then give up features while F falls."""
     trace = [point.loss]
     while len(trace) <= max_iter:
-        done = point.certificate <= tol
+        done = point.optimality_residual <= tol
         further = point.without_least() if done else point.sweep()
         if further is None:
             return Descent(point, tuple(trace), Outcome.CONVERGED if done else Outcome.STALLED)
         point = further
         trace.append(point.loss)
-    outcome = Outcome.CONVERGED if point.certificate <= tol else Outcome.OUT_OF_SWEEPS
+    outcome = Outcome.CONVERGED if point.optimality_residual <= tol else Outcome.OUT_OF_SWEEPS
     return Descent(point, tuple(trace), outcome)

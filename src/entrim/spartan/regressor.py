@@ -13,38 +13,66 @@ from entrim.spartan.regression import Regression
 class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
     """Piecewise-linear regression on few features: K boxes, one importance w a feature.
 
-    Minimises, over importances w on the simplex, regressions L, affiliations gamma and centres C::
+    Minimizes, over importances w on the simplex, regressions L, affiliations gamma and centers C::
 
         box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d
         + eps_l2 ||L||^2  +  eps_r / (T M) sum_tk gamma_kt ||y_t - L_0k - sum_d w_d L_dk x_dt||^2
 
-    by its four steps. A new row belongs to the nearest box in the metric of w. Features enter with
-    their scale: standardise them, and the target too if its variance is far from 1.
+    in four alternating steps. A new row belongs to the nearest box in the metric of w. Features
+    are used with their scale: standardize them, and the target too if its variance is far from 1.
 
     Parameters
     ----------
-    n_boxes : the number K of boxes; 1 is a sparse linear regression.
-    eps_w : strength of the entropy; negative for few features, positive to use many.
-    eps_l2 : strength of the ridge, intercepts included; positive.
-    eps_r : strength of the fit against the box distance; positive.
-    box_weight : strength of the box distance; 0 lets the fit alone make the boxes.
-    n_init : number of descents from different starts; the lowest loss wins.
-    tol : the certificate at which a descent ends.
-    max_iter : most sweeps of the four steps in a descent.
-    random_state : an int makes the fit repeatable.
-    block : columns that come and go together, side by side; importances are one a block.
+    n_boxes : int, default 2
+        The number K of boxes; 1 is a sparse linear regression.
+    eps_w : float, default -0.02
+        Strength of the entropy; negative for few features, positive to use many.
+    eps_l2 : float, default 1e-3
+        Strength of the ridge, including the intercepts; positive.
+    eps_r : float, default 10
+        Strength of the fit relative to the box distance; positive.
+    box_weight : float, default 1
+        Strength of the box distance; with 0, only the fit determines the boxes.
+    n_init : int, default 10
+        Number of descents from different starts; the lowest loss is used.
+    tol : float, default 1e-3
+        The optimality residual at which a descent ends.
+    max_iter : int, default 300
+        Maximum number of sweeps of the four steps in a descent.
+    random_state : int, RandomState or None
+        An integer makes the fit repeatable.
+    block : int, default 1
+        Adjacent columns that are kept or removed together; each block has one importance.
 
     Attributes
     ----------
-    w_ : (n_features / block,) importances; exactly 0 for the features that go.
-    feature_importances_ : (n_features,) the same, a column.
-    coef_, intercept_ : (K, M, n_features), (K, M) of the boxes; without M for a 1-D target.
-    centers_ : (K, n_features) box centres.
-    labels_ : (n_samples,) box of each training row.
-    loss_, trace_ : the loss and how it fell, sweep by sweep, in the best descent.
-    certificate_, status_, n_iter_ : its optimality residual, how it ended, its sweeps.
-    n_boxes_ : the number of boxes that are not empty, the K of the shapes above.
+    w_ : array of shape (n_features / block,)
+        Importances; exactly 0 for removed features.
+    feature_importances_ : array of shape (n_features,)
+        The same for every column.
+    coef_ : array of shape (K, M, n_features)
+        The regressions in the boxes; without M for a 1-D target.
+    intercept_ : array of shape (K, M)
+        Their intercepts.
+    centers_ : array of shape (K, n_features)
+        The box centers.
+    labels_ : array of shape (n_samples,)
+        The box of each training row.
+    loss_ : float
+        The lowest loss.
+    trace_ : array
+        The loss after every sweep of the best descent.
+    optimality_residual_ : float
+        Its optimality residual.
+    status_ : str
+        How it ended.
+    n_iter_ : int
+        The number of its sweeps.
+    n_boxes_ : int
+        The number of boxes that are not empty: K in the shapes above.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(200, 50))
     >>> model = SPARTAnRegressor(n_boxes=2, random_state=0).fit(x, abs(x[:, 7]))

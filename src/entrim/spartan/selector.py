@@ -17,11 +17,18 @@ from entrim.spartan.regressor import SPARTAnRegressor
 class SPARTAnSelector(SelectorMixin, BaseEstimator):
     """Keeps the features that `SPARTAnRegressor` gives an importance of at least 1e-6.
 
-    The settings are those of `SPARTAnRegressor`, which is fitted as `estimator_`; `n_boxes=1`
-    looks for linear, more boxes for piecewise-linear dependence. With `block`, that many columns
-    side by side come or go together. `max_features` keeps at most so many features (blocks), those
-    of largest importance: the way to select with a maximum-entropy w, which has no zeros.
+    Parameters
+    ----------
+    max_features : int, optional
+        Keeps at most this many features (or blocks), those of the largest importance. With a
+        positive `eps_w`, for which no importance is 0, this is the way to select.
+    **others
+        As in `SPARTAnRegressor`, which is fitted as `estimator_`. `n_boxes=1` finds linear, more
+        boxes find piecewise linear dependence. With `block`, this many adjacent columns are kept
+        or removed together.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(200, 50))
     >>> SPARTAnSelector(random_state=0).fit_transform(x, abs(x[:, 7])).shape

@@ -185,10 +185,10 @@ class CheckpointStore:
             atomic.write(file, content)
         return file
 
-    @property
-    def through(self) -> bool:
-        """Whether the run had come as far as to save its result."""
-        return self.folder is not None and any(self.folder.glob(f"{_ASIDE}*"))
+    def pending_file(self, name: str) -> Path | None:
+        """Return where the file `name` of the result waits, if the run was saving its result."""
+        file = None if self.folder is None else self.folder / f"{_ASIDE}{name}"
+        return file if file is not None and file.is_file() else None
 
     def remove(self) -> None:
         """Forget everything; what cannot be removed is left."""

@@ -126,7 +126,10 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
     try:
         manifest, weights = _complete(place)
         plan = Plan.from_json(json.dumps(manifest["plan"]))
-        origin = SourceModel(**manifest["original"], kept=plan.kept)
+        original = manifest["original"]
+        origin = SourceModel(
+            original["kind"], original["tensors"], original["counts"], kept=plan.kept
+        )
         _check_other(model, origin)
         small = ModelStructure(**manifest["small"]).given_to(model, safetensors.torch.load(weights))
     except (KeyError, TypeError, AttributeError, PlanError, SafetensorError) as error:

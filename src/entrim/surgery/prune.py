@@ -37,7 +37,7 @@ def part_of(tensor: Tensor, dims: Dims) -> Tensor:
     return tensor
 
 
-def put_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
+def write_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
     """Write `part` to the positions of `tensor` that stay."""
     where = [
         torch.tensor(dims.get(dim, range(size)), device=tensor.device)
@@ -79,7 +79,7 @@ def apply_plan(
 ) -> nn.Module:
     """Return a new, smaller network of the same class; the given one is untouched.
 
-    `cut` does the same and also hands out the numbers of its proof.
+    `entrim.surgery.prune.prune` does the same and also returns the verification.
 
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -105,9 +105,9 @@ def prune(
     at full width, with a RolledBackWarning; anything else that is not right is a SurgeryError.
 
     >>> import torch, entrim
-    >>> from entrim.network import cut
+    >>> from entrim.surgery.prune import prune
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    >>> done = cut(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))
+    >>> done = prune(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))
     >>> done.model[0].out_features, done.proof.final <= done.proof.tolerance
     (2, True)
     """
@@ -208,7 +208,7 @@ def zero_pad(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
     full, stays = mask_model(model, graph, plan.kept), graph.kept_indices(plan.kept)
     with torch.no_grad():
         for name, new in plan.weights.items():
-            put_part(_find(full, name), stays.get(name, {}), new)
+            write_part(_find(full, name), stays.get(name, {}), new)
     return full
 
 

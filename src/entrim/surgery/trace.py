@@ -12,13 +12,14 @@ from entrim.graph.eager import (
     copy_without_hooks,
     has_user_hooks,
     isolate_random_state,
+    leaves,
     neutral_context,
     unwrap,
 )
 from entrim.graph.grouping import channel_graph
 from entrim.graph.tracer import trace_ops
 from entrim.surgery.prune import incompatible_groups, trial_prune
-from entrim.surgery.verify import EquivalenceCheck, difference, leaves
+from entrim.surgery.verify import EquivalenceCheck, difference
 
 WRITTEN = "its size is written into the network's code"
 

@@ -2,16 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from entrim.errors import SurgeryError
-from entrim.graph.eager import ExampleInputs, copy_inputs, copy_without_hooks
+from entrim.graph.eager import ExampleInputs, copy_inputs, copy_without_hooks, leaves
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _IMAGES = 2
@@ -76,18 +76,16 @@ class EquivalenceCheck:
     def run(self, model: nn.Module, windows: Iterable[Probe]) -> list[Tensor]:
         """Return what a copy of `model` shows in eval mode: its outputs, then the windows."""
         still = copy_without_hooks(model).eval()
-        args, kwargs = copy_inputs(
-            self.example_inputs, _copy_in_double if self.double else torch.clone
-        )
+        args, kwargs = copy_inputs(self.example_inputs, in_double=self.double)
         if self.double:
             still = still.double()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _looking(still, windows) as seen:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _observing(still, windows) as seen:
             torch.manual_seed(0)
             return [*leaves(still(*args, **kwargs)), *seen]
 
 
 @contextmanager
-def _looking(model: nn.Module, windows: Iterable[Probe]) -> Iterator[list[Tensor]]:
+def _observing(model: nn.Module, windows: Iterable[Probe]) -> Iterator[list[Tensor]]:
     """Collect what `windows` show while `model` runs; the hooks go even on error."""
     seen: list[Tensor] = []
     hooks = [
@@ -151,22 +149,3 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _copy_in_double(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
-
-
-def leaves(output: Any) -> list[Tensor]:
-    """Return the tensors and numbers that a network puts out, in their order."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, int | float | bool):
-        return [torch.tensor(output)]
-    if isinstance(output, Mapping):
-        return [leaf for value in output.values() for leaf in leaves(value)]
-    if isinstance(output, list | tuple):
-        return [leaf for value in output for leaf in leaves(value)]
-    if is_dataclass(output):
-        return [leaf for f in fields(output) for leaf in leaves(getattr(output, f.name))]
-    return []

@@ -1,4 +1,4 @@
-"""One small network for every kind of layer and every way channels can meet."""
+"""One small network for every kind of layer and of connection between channels."""
 
 from tests.surgery.kinds import code, layers, meetings, norms
 from tests.surgery.kinds.kind import KINDS, Kind, Net, conv, shaken, shuffle

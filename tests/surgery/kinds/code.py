@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.surgery.kinds.kind import Net, chain, conv, kind, pooled
+from tests.surgery.kinds.kind import Net, chain, conv, pooled, register_kind
 
 
-@kind(
+@register_kind(
     "several inputs",
     {"a": 6, "b": 5},
-    example=lambda: (torch.randn(2, 3, 8, 8), torch.randn(2, 4), 0.5),
+    example_inputs=lambda: (torch.randn(2, 3, 8, 8), torch.randn(2, 4), 0.5),
 )
 def _() -> nn.Module:
     def body(n: Any, image: Tensor, extra: Tensor, weight: float) -> Tensor:
@@ -22,11 +22,11 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=nn.Linear(4, 5), fc=nn.Linear(11, 4))
 
 
-@kind(
+@register_kind(
     "dict in, dict out",
     {"a": 6},
     {"b": "output", "c": "output"},
-    example=lambda: {"image": torch.randn(2, 3, 8, 8), "scale": torch.tensor(2.0)},
+    example_inputs=lambda: {"image": torch.randn(2, 3, 8, 8), "scale": torch.tensor(2.0)},
 )
 def _() -> nn.Module:
     def body(n: Any, image: Tensor, scale: Tensor) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(6, 5), c=nn.Linear(6, 4))
 
 
-@kind("scalar output", {"a": 6, "b": 5})
+@register_kind("scalar output", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.fc(n.b(F.relu(n.a(x))).mean((2, 3))).square().mean(),
@@ -46,7 +46,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("an output in the middle", {"b": 5}, {"a": "output"})
+@register_kind("an output in the middle", {"b": 5}, {"a": "output"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         x = n.a(x)
@@ -55,12 +55,12 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(6, 5), fc=nn.Linear(5, 4))
 
 
-@kind("frozen parameters", {"a": 6, "b": 5})
+@register_kind("frozen parameters", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(chain, a=conv(3, 6), b=conv(6, 5), fc=nn.Linear(5, 4)).requires_grad_(False)
 
 
-@kind("sizes in the code", {"b": 7}, {"a": "written into the network's code"})
+@register_kind("sizes in the code", {"b": 7}, {"a": "written into the network's code"})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.c(F.relu(n.b(F.max_pool2d(n.a(x), 2).view(-1, 96)))),
@@ -70,7 +70,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("split at a number in the code", {"b": 5}, {"a": "written into the network's code"})
+@register_kind("split at a number in the code", {"b": 5}, {"a": "written into the network's code"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         first, second = n.a(x).split(4, 1)
@@ -79,7 +79,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), b=conv(4, 5), fc=nn.Linear(5, 4))
 
 
-@kind("writing into slices", {"a": 6})
+@register_kind("writing into slices", {"a": 6})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)

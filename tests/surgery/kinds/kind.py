@@ -1,4 +1,4 @@
-"""What a kind is, and the pieces that kinds are made of."""
+"""The description of a kind of network, and parts of such networks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,19 +26,19 @@ class Net(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A network, its example, and what its channel graph must be."""
+    """A network, its example inputs, and its expected channel graph."""
 
     build: Callable[[], nn.Module]
     groups: dict[str, int]
     frozen: dict[str, str] = field(default_factory=dict)
     """Layer -> a part of the reason why it is frozen."""
-    example: Callable[[], ExampleInputs] = lambda: torch.randn(2, 3, 8, 8)
+    example_inputs: Callable[[], ExampleInputs] = lambda: torch.randn(2, 3, 8, 8)
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def kind(
+def register_kind(
     name: str, groups: dict[str, int], frozen: dict[str, str] | None = None, **settings: Any
 ) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
     def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -49,7 +49,7 @@ def kind(
 
 
 def shaken(model: nn.Module) -> nn.Module:
-    """Return `model` with norms, slopes and scales that are not those of a new network."""
+    """Return `model` with random norms, slopes and scales, unlike those of a new network."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.dim() <= 1 and tensor.is_floating_point():

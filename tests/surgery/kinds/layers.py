@@ -4,10 +4,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.surgery.kinds.kind import Net, chain, conv, kind, pooled
+from tests.surgery.kinds.kind import Net, chain, conv, pooled, register_kind
 
 
-@kind("Conv1d", {"a": 6, "b": 5}, {"fc": "output"}, example=lambda: torch.randn(2, 3, 9))
+@register_kind(
+    "Conv1d", {"a": 6, "b": 5}, {"fc": "output"}, example_inputs=lambda: torch.randn(2, 3, 9)
+)
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.fc(n.b(F.relu(n.a(x))).mean(-1)),
@@ -17,33 +19,35 @@ def _() -> nn.Module:
     )
 
 
-@kind("Conv3d", {"a": 6}, {"b": "output"}, example=lambda: torch.randn(2, 3, 4, 5, 6))
+@register_kind(
+    "Conv3d", {"a": 6}, {"b": "output"}, example_inputs=lambda: torch.randn(2, 3, 4, 5, 6)
+)
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.b(F.relu(n.a(x))), a=nn.Conv3d(3, 6, 3, padding=1), b=nn.Conv3d(6, 4, 1)
     )
 
 
-@kind("unbatched Conv2d", {"a": 6}, example=lambda: torch.randn(3, 8, 8))
+@register_kind("unbatched Conv2d", {"a": 6}, example_inputs=lambda: torch.randn(3, 8, 8))
 def _() -> nn.Module:
     return Net(lambda n, x: n.b(F.relu(n.a(x))), a=conv(3, 6), b=conv(6, 4))
 
 
-@kind("strided and dilated", {"a": 6, "b": 5})
+@register_kind("strided and dilated", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         chain, a=conv(3, 6, stride=2), b=conv(6, 5, dilation=2, padding=2), fc=nn.Linear(5, 4)
     )
 
 
-@kind("padding given as a word", {"a": 6, "b": 5})
+@register_kind("padding given as a word", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         chain, a=conv(3, 6, padding="same"), b=conv(6, 5, padding="valid"), fc=nn.Linear(5, 4)
     )
 
 
-@kind("padding modes", {"a": 6, "b": 6, "c": 5})
+@register_kind("padding modes", {"a": 6, "b": 6, "c": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.c(n.b(n.a(x)))),
@@ -54,7 +58,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("transposed", {"a": 6, "b": 4, "c": 5})
+@register_kind("transposed", {"a": 6, "b": 4, "c": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.c(F.relu(n.b(F.relu(n.a(x)))))),
@@ -65,7 +69,9 @@ def _() -> nn.Module:
     )
 
 
-@kind("transposed 1d and 3d", {"a": 6, "b": 5}, example=lambda: torch.randn(2, 3, 4, 4, 4))
+@register_kind(
+    "transposed 1d and 3d", {"a": 6, "b": 5}, example_inputs=lambda: torch.randn(2, 3, 4, 4, 4)
+)
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.c(n.b(F.relu(n.a(x)).flatten(2))),
@@ -75,17 +81,17 @@ def _() -> nn.Module:
     )
 
 
-@kind("grouped", {"a": 4, "b": 3})
+@register_kind("grouped", {"a": 4, "b": 3})
 def _() -> nn.Module:
     return Net(chain, a=conv(3, 8), b=conv(8, 6, groups=2), fc=nn.Linear(6, 4))
 
 
-@kind("grouped and transposed", {"a": 4, "b": 3})
+@register_kind("grouped and transposed", {"a": 4, "b": 3})
 def _() -> nn.Module:
     return Net(chain, a=conv(3, 8), b=nn.ConvTranspose2d(8, 6, 3, groups=2), fc=nn.Linear(6, 4))
 
 
-@kind("depthwise", {"a": 8, "c": 6})
+@register_kind("depthwise", {"a": 8, "c": 6})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.c(n.b(F.relu(n.a(x))))),
@@ -96,7 +102,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("depthwise with a multiplier", {"a": 4, "d": 5})
+@register_kind("depthwise with a multiplier", {"a": 4, "d": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.d(n.c(n.b(F.relu(n.a(x)))))),
@@ -108,7 +114,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("Linear behind Flatten", {"0": 6, "4": 7}, {"6": "output"})
+@register_kind("Linear behind Flatten", {"0": 6, "4": 7}, {"6": "output"})
 def _() -> nn.Module:
     return nn.Sequential(
         conv(3, 6),
@@ -121,7 +127,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("Linear behind an NHWC Flatten", {"a": 6, "b": 7})
+@register_kind("Linear behind an NHWC Flatten", {"a": 6, "b": 7})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.c(F.relu(n.b(F.relu(n.a(x)).permute(0, 2, 3, 1).flatten(1)))),
@@ -131,7 +137,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("Linear over the last axis of images", {"a": 6, "b": 7})
+@register_kind("Linear over the last axis of images", {"a": 6, "b": 7})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.c(F.gelu(n.b(n.a(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)),

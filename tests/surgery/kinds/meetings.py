@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.surgery.kinds.kind import Net, conv, kind, pooled, shuffle
+from tests.surgery.kinds.kind import Net, conv, pooled, register_kind, shuffle
 
 
-@kind("residual", {"a": 6})
+@register_kind("residual", {"a": 6})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -27,7 +27,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("concat", {"a": 6, "b": 5, "c": 4})
+@register_kind("concat", {"a": 6, "b": 5, "c": 4})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         a = n.a(x)
@@ -44,7 +44,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("concat over a residual", {"a": 10})
+@register_kind("concat over a residual", {"a": 10})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         y = torch.cat([n.a(x), n.b(x)], 1)
@@ -53,7 +53,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(3, 4), c=conv(10, 10), fc=nn.Linear(10, 4))
 
 
-@kind("concat of positions", {"a": 6})
+@register_kind("concat of positions", {"a": 6})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, torch.cat([n.a(x), n.b(x)], 2)),
@@ -63,7 +63,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("stack", {"a": 6})
+@register_kind("stack", {"a": 6})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, torch.stack([n.a(x), n.b(x)]).amax(0)),
@@ -73,7 +73,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("chunk", {"a": 4, "b": 4})
+@register_kind("chunk", {"a": 4, "b": 4})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         gate, value = n.a(x).chunk(2, 1)
@@ -83,7 +83,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), b=conv(4, 8), fc=nn.Linear(4, 4))
 
 
-@kind("slice", {"a": 2, "b": 2})
+@register_kind("slice", {"a": 2, "b": 2})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)[:, :, 1:, ::2]
@@ -93,7 +93,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), b=conv(2, 2), fc=nn.Linear(8, 4))
 
 
-@kind("uneven slices", {"b": 5}, {"a": "uneven parts"})
+@register_kind("uneven slices", {"b": 5}, {"a": "uneven parts"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -102,7 +102,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), b=conv(3, 5), fc=nn.Linear(5, 4))
 
 
-@kind("permute and flip", {"a": 6})
+@register_kind("permute and flip", {"a": 6})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x).permute(0, 2, 3, 1).transpose(1, 2).flip(-1)
@@ -111,7 +111,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), fc=nn.Linear(6, 4))
 
 
-@kind("channel shuffle", {"a": 2, "b": 4})
+@register_kind("channel shuffle", {"a": 2, "b": 4})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = F.channel_shuffle(n.b(shuffle(n.a(x), 2)), 2)
@@ -120,7 +120,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), b=conv(8, 8, groups=2), fc=nn.Linear(8, 4))
 
 
-@kind("pixel shuffle", {"a": 4, "b": 3})
+@register_kind("pixel shuffle", {"a": 4, "b": 3})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.b(F.pixel_shuffle(n.a(x), 2))
@@ -129,7 +129,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 16), b=conv(4, 3), c=conv(48, 4))
 
 
-@kind("padded shortcut", {"a": 6}, {"b": "pads a fixed number"})
+@register_kind("padded shortcut", {"a": 6}, {"b": "pads a fixed number"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = F.relu(n.a(x))
@@ -138,7 +138,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(6, 12, stride=2), fc=nn.Linear(12, 4))
 
 
-@kind("squeeze and excite", {"a": 8, "down": 3})
+@register_kind("squeeze and excite", {"a": 8, "down": 3})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -149,7 +149,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), down=nn.Linear(8, 3), up=nn.Linear(3, 8), fc=nn.Linear(8, 4))
 
 
-@kind("spatial attention", {"b": 5}, {"a": "over the channels"})
+@register_kind("spatial attention", {"b": 5}, {"a": "over the channels"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -159,7 +159,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), look=conv(2, 1), b=conv(6, 5), fc=nn.Linear(5, 4))
 
 
-@kind("reused layers", {"a": 6})
+@register_kind("reused layers", {"a": 6})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = F.relu(n.a(x))
@@ -170,7 +170,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(6, 6), norm=nn.BatchNorm2d(6), fc=nn.Linear(6, 4))
 
 
-@kind("shared weights", {"a": 6, "b": 5})
+@register_kind("shared weights", {"a": 6, "b": 5})
 def _() -> nn.Module:
     b, c = conv(6, 5), conv(6, 5, dilation=2, padding=2)
     c.weight = b.weight
@@ -183,7 +183,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("functional convolution", {"a": 6, "kernel": 5})
+@register_kind("functional convolution", {"a": 6, "kernel": 5})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         return n.b(F.conv2d(n.a(x), n.kernel, n.shift, padding=1))
@@ -197,7 +197,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("computed weights", {"c": 5}, {"a": "computed weight"})
+@register_kind("computed weights", {"c": 5}, {"a": "computed weight"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         weight = n.b.weight - n.b.weight.mean((1, 2, 3), keepdim=True)
@@ -206,7 +206,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(6, 6), c=conv(6, 5), fc=nn.Linear(5, 4))
 
 
-@kind("weight_norm", {"c": 5}, {"a": "computed weight", "b": "computed weight"})
+@register_kind("weight_norm", {"c": 5}, {"a": "computed weight", "b": "computed weight"})
 def _() -> nn.Module:
     wrapped = nn.utils.parametrizations.weight_norm(conv(6, 6))
     return Net(
@@ -218,7 +218,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("learned scales", {"a": 6, "b": 5})
+@register_kind("learned scales", {"a": 6, "b": 5})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x) * n.scale + n.shift.view(1, -1, 1, 1)
@@ -235,7 +235,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("a tensor made in forward", {"b": 5}, {"a": "fixed"})
+@register_kind("a tensor made in forward", {"b": 5}, {"a": "fixed"})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.b(n.a(x) + torch.arange(6.0).view(1, 6, 1, 1))),
@@ -245,7 +245,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("a tensor kept beside the parameters", {"b": 5}, {"a": "tensor of fixed size"})
+@register_kind("a tensor kept beside the parameters", {"b": 5}, {"a": "tensor of fixed size"})
 def _() -> nn.Module:
     net = Net(
         lambda n, x: pooled(n, n.b(n.a(x) * n.beside)),

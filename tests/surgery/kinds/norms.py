@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.surgery.kinds.kind import Net, conv, kind, pooled
+from tests.surgery.kinds.kind import Net, conv, pooled, register_kind
 
 
-@kind("BatchNorm without bias", {"a": 6, "b": 5})
+@register_kind("BatchNorm without bias", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, F.relu(n.nb(n.b(F.relu(n.na(n.a(x))))))),
@@ -21,7 +21,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("BatchNorm of the batch at hand", {"a": 6})
+@register_kind("BatchNorm of the batch at hand", {"a": 6})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.b(n.na(n.a(x))),
@@ -31,7 +31,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("InstanceNorm", {"a": 6, "b": 5})
+@register_kind("InstanceNorm", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, F.elu(n.nb(n.b(F.relu(n.na(n.a(x))))))),
@@ -43,7 +43,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("GroupNorm", {"a": 4, "b": 6, "c": 2})
+@register_kind("GroupNorm", {"a": 4, "b": 6, "c": 2})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.nc(n.c(n.nb(n.b(F.relu(n.na(n.a(x)))))))),
@@ -57,7 +57,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("a GroupNorm without parameters, used twice", {"a": 3})
+@register_kind("a GroupNorm without parameters, used twice", {"a": 3})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.norm(n.b(n.norm(n.a(x))))),
@@ -68,7 +68,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("GroupNorm of one group", {"b": 5}, {"a": "GroupNorm over all channels"})
+@register_kind("GroupNorm of one group", {"b": 5}, {"a": "GroupNorm over all channels"})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.b(n.na(n.a(x)))),
@@ -79,7 +79,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("LayerNorm", {"b": 12}, {"a": "LayerNorm over the channels", "c": "LayerNorm over"})
+@register_kind("LayerNorm", {"b": 12}, {"a": "LayerNorm over the channels", "c": "LayerNorm over"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -97,14 +97,14 @@ def _() -> nn.Module:
     )
 
 
-@kind("LayerNorm over positions", {"a": 6})
+@register_kind("LayerNorm over positions", {"a": 6})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.b(n.norm(n.a(x))), a=conv(3, 6), norm=nn.LayerNorm([8, 8]), b=conv(6, 4)
     )
 
 
-@kind("PReLU", {"a": 6, "b": 5})
+@register_kind("PReLU", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.pb(n.b(n.pa(n.a(x))))),
@@ -116,7 +116,7 @@ def _() -> nn.Module:
     )
 
 
-@kind("activations of every kind", {"a": 6})
+@register_kind("activations of every kind", {"a": 6})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -131,7 +131,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), b=conv(6, 4))
 
 
-@kind("pooling and interpolation", {"a": 6})
+@register_kind("pooling and interpolation", {"a": 6})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)

@@ -1,4 +1,4 @@
-"""The notebook of a search: stopped, killed, shared, and that of another search."""
+"""The file of a search: stopped, killed, shared, and that of another search."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from torch import nn
 
 import entrim
 from entrim.errors import StorageError
-from entrim.hpo import study as studying
-from tests.hpo.digits import accuracy, digits, plain, searched, trained, usual
+from entrim.hpo import study
+from tests.hpo.digits import accuracy, default_search, digits, run_search, trained, without_times
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_search_that_was_stopped_continues_with_the_same_trials(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
     for trials in (1, 5, 12):
-        found = searched(trials=trials, prune=None, storage=file)
+        found = run_search(trials=trials, early_stop=None, storage=file)
         assert len(found.record.trials) == trials
-    assert plain(found) == plain(usual())
+    assert without_times(found) == without_times(default_search())
 
 
 def test_an_interrupted_trial_does_not_count(tmp_path: Path) -> None:
@@ -36,17 +36,17 @@ def test_an_interrupted_trial_does_not_count(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         return accuracy(model)
 
-    options: dict[str, Any] = {"storage": tmp_path / "search.log", "prune": None}
+    options: dict[str, Any] = {"storage": tmp_path / "search.log", "early_stop": None}
     with pytest.raises(KeyboardInterrupt):
-        searched(score, **options)
-    numbers = {t.number for t in searched(**options).record.trials}
+        run_search(score, **options)
+    numbers = {t.number for t in run_search(**options).record.trials}
     assert len(numbers) == 6
     assert len(set(range(1, 8)) - numbers) == 1
 
 
 CHILD = """
 import os, signal, sys
-from tests.hpo.digits import accuracy, searched
+from tests.hpo.digits import accuracy, run_search
 
 calls = []
 
@@ -56,7 +56,7 @@ def score(model):
         os.kill(os.getpid(), signal.SIGKILL)
     return accuracy(model)
 
-found = searched(score, trials=int(sys.argv[2]), storage=sys.argv[1], prune=None)
+found = run_search(score, trials=int(sys.argv[2]), storage=sys.argv[1], early_stop=None)
 print(len(calls) - 1)
 """
 
@@ -73,44 +73,44 @@ def child(file: Path, trials: int, dies_at: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kills by signal")
-def test_a_killed_search_goes_on_and_its_torn_line_is_mended(tmp_path: Path) -> None:
+def test_a_killed_search_continues_and_its_incomplete_line_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
     process = child(file, 6, dies_at=4)
     _, err = process.communicate(timeout=900)
     assert process.returncode == -9, err
-    with file.open("a") as journal:
-        journal.write('{"op_code":9,"worker_id":"x')  # a line that was being written
-    found = searched(storage=file, prune=None)
+    with file.open("a") as stream:
+        stream.write('{"op_code":9,"worker_id":"x')  # a line that was being written
+    found = run_search(storage=file, early_stop=None)
     numbers = [t.number for t in found.record.trials]
     assert len(numbers) == 6
     [killed] = set(range(1, 8)) - set(numbers)
-    assert plain(found)[: killed - 1] == plain(usual())[: killed - 1]
+    assert without_times(found)[: killed - 1] == without_times(default_search())[: killed - 1]
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="asks for processes by signal")
 def test_only_processes_that_may_still_run_keep_their_trials() -> None:
-    host, process, token = studying.me().rsplit(" ", 2)
+    host, process, token = study.me().rsplit(" ", 2)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert studying.alive(studying.me())
-    assert studying.alive(f"{host} {os.getppid()} {token}")
-    assert studying.alive(f"other-{host} {ended.pid} {token}")
-    assert not studying.alive(f"{host} {ended.pid} {token}")
-    assert not studying.alive(f"{host} {process} of-an-earlier-process")
+    assert study.alive(study.me())
+    assert study.alive(f"{host} {os.getppid()} {token}")
+    assert study.alive(f"other-{host} {ended.pid} {token}")
+    assert not study.alive(f"{host} {ended.pid} {token}")
+    assert not study.alive(f"{host} {process} of-an-earlier-process")
 
 
-def test_a_trial_that_nobody_signed_is_dropped_once_it_is_old(
+def test_an_old_trial_without_a_process_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks = {"network": "n"}
-    notebook = studying.Storage.of(tmp_path / "search.log").notebook("s", {"a": (1.0, 2.0)}, marks)
-    notebook.study.ask()
-    notebook.sweep()
-    assert notebook.begin(1) is None  # the one trial may be under way
-    monkeypatch.setattr(studying, "PATIENCE", timedelta(0))
-    notebook.sweep()
-    assert notebook.begin(1) is not None
+    storage = study.Storage.of(tmp_path / "search.log")
+    found = storage.study("s", {"a": (1.0, 2.0)}, {"network": "n"})
+    found.study.ask()
+    found.sweep()
+    assert found.begin(1) is None  # the one trial may be running
+    monkeypatch.setattr(study, "PATIENCE", timedelta(0))
+    found.sweep()
+    assert found.begin(1) is not None
 
 
 def test_two_processes_share_the_trials_of_one_file(tmp_path: Path) -> None:
@@ -119,35 +119,35 @@ def test_two_processes_share_the_trials_of_one_file(tmp_path: Path) -> None:
     for process in both:
         _, err = process.communicate(timeout=900)
         assert process.returncode == 0, err
-    trials = searched(storage=file, trials=14, prune=None).record.trials
+    trials = run_search(storage=file, trials=14, early_stop=None).record.trials
     assert len(trials) == 14
     assert len({tuple(t.eps.items()) for t in trials}) == 14
 
 
 def test_a_file_of_another_search_is_refused_unless_it_has_another_name(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
-    searched(storage=file, trials=2)
+    run_search(storage=file, trials=2)
     x = digits()[0]
     other = nn.Sequential(*(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2)))
     flat = nn.Sequential(nn.Flatten(), *other).eval()
-    with pytest.raises(StorageError, match="with other images: hand over what"):
+    with pytest.raises(StorageError, match=r"with other images: .* another storage="):
         entrim.search(trained(), x[1:201], accuracy, storage=file)
     with pytest.raises(StorageError, match="with other settings"):
-        searched(storage=file, eps_w=(1e-5, 1e-2))
+        run_search(storage=file, eps_w=(1e-5, 1e-2))
     with pytest.raises(StorageError, match="with other settings"):
-        searched(storage=file, ridge=1e-3)
+        run_search(storage=file, reconstruction=entrim.Reconstruction(ridge=1e-3))
     with pytest.raises(StorageError, match="with other network"):
         entrim.search(flat, x[:200], lambda _: 1.0, storage=file)
     found = entrim.search(flat, x[:200], lambda _: 1.0, storage=file, name="flat", trials=1)
     assert len(found.record.trials) == 1
 
 
-def test_a_path_that_cannot_hold_a_search_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_contain_a_search_is_refused(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
-    letter.write_text("Dear Sir,\nno journal\n")
+    letter.write_text("Dear Sir,\nno trials\n")
     for path in (tmp_path / "missing" / "search.log", tmp_path):
-        with pytest.raises(StorageError, match=r"cannot be kept in .*: hand over a file in a fold"):
-            searched(storage=path)
+        with pytest.raises(StorageError, match=r"cannot be kept in .*: .* a file in a folder"):
+            run_search(storage=path)
     with pytest.raises(StorageError, match="is not the file of a search"):
-        searched(storage=letter)
-    assert letter.read_text() == "Dear Sir,\nno journal\n"
+        run_search(storage=letter)
+    assert letter.read_text() == "Dear Sir,\nno trials\n"

@@ -7,7 +7,7 @@ from experiments.paper.rows import rows_of
 
 Place = tuple[str, str, str]
 ALL, OURS = "conv_all+fc", "ours (scratch)"
-TWICE: list[tuple[str, list[Place]]] = [
+REPEATED: list[tuple[str, list[Place]]] = [
     ("99.04%", [("lenet-conv", "baseline", "accuracy"), ("lenet-full", "baseline", "accuracy")]),
     (
         "61,706",
@@ -70,12 +70,12 @@ TWICE: list[tuple[str, list[Place]]] = [
 ]
 
 
-@pytest.mark.parametrize(("printed", "places"), TWICE, ids=[printed for printed, _ in TWICE])
+@pytest.mark.parametrize(("printed", "cells"), REPEATED, ids=[printed for printed, _ in REPEATED])
 def test_a_figure_that_is_printed_twice_is_the_same_in_both_places(
-    printed: str, places: list[Place]
+    printed: str, cells: list[Place]
 ) -> None:
-    found = [tables()[table].cell(row, column) for table, row, column in places]
-    assert found == [Cell(printed)] * len(places)
+    found = [tables()[table].cell(row, column) for table, row, column in cells]
+    assert found == [Cell(printed)] * len(cells)
 
 
 def test_the_last_epochs_of_fine_tuning_and_of_new_weights_are_those_that_are_compared() -> None:

@@ -1,0 +1,185 @@
+"""From a target with patterns of names to the target of every group."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from entrim.config import (
+    Budget,
+    EntropicPenalty,
+    Reconstruction,
+    Target,
+    Widths,
+    to_plain,
+)
+from entrim.errors import BadSettingError
+from entrim.graph.channel_graph import ChannelGraph, Group
+from entrim.selection.base import GroupTarget, Selector, name_of
+from entrim.selection.baselines import MomentsSelector, Scores
+from entrim.selection.elimination import EliminationSelector
+from entrim.selection.entropic import EntropicSelector
+
+SELECTORS: Mapping[str, Selector] = {
+    "entropic": EntropicSelector(),
+    "greedy": EliminationSelector(),
+    "lasso": MomentsSelector("lasso"),
+    "magnitude": MomentsSelector("magnitude"),
+    "random": MomentsSelector("random"),
+    "exhaustive": MomentsSelector("exhaustive"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetResolver:
+    """Resolves targets for one selector, one reconstruction and some included groups."""
+
+    selector: Selector | None
+    """None selects by elimination under a budget, otherwise by the entropic solution."""
+    reconstruction: Reconstruction | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+
+    @property
+    def needs_solution(self) -> bool:
+        """Whether the weights of the entropic solution are used."""
+        return self.reconstruction is not None and not self.reconstruction.refits
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the selector may draw random numbers; unknown selectors may."""
+        if self.selector is None or isinstance(self.selector, Scores | EntropicSelector):
+            return False
+        return self.selector not in [s for name, s in SELECTORS.items() if name != "random"]
+
+    def selector_for(self, target: Target | None) -> Selector:
+        """Return the selector for a kind of target."""
+        if self.selector is not None:
+            return self.selector
+        return SELECTORS["greedy" if target is None or isinstance(target, Budget) else "entropic"]
+
+    def check(self, target: Target | None) -> None:
+        """Refuse a target that the selector or the reconstruction cannot serve."""
+        if target is not None and not isinstance(target, Budget | Widths | EntropicPenalty):
+            raise BadSettingError(
+                f"the budget is {target!r}: pass entrim.Budget(params=0.3), entrim.Widths(0.5) or "
+                "entrim.EntropicPenalty(eps_w=-1e-3)"
+            )
+        selector = self.selector_for(target)
+        entropic = isinstance(selector, EntropicSelector)
+        if isinstance(target, EntropicPenalty) and not entropic:
+            raise BadSettingError(
+                f"the selector {name_of(selector)} selects at given widths: pass "
+                "entrim.Widths(0.5) or a Budget, or leave the selector out"
+            )
+        if self.needs_solution and (not entropic or target is None or isinstance(target, Budget)):
+            raise BadSettingError(
+                'Reconstruction(weights="solution") uses the weights of an entropic solution: pass '
+                "an EntropicPenalty, or Widths with the entropic selector; reconstruction=None "
+                "keeps the original weights"
+            )
+
+    def group_targets(
+        self,
+        target: Target | None,
+        graph: ChannelGraph,
+        has_single_consumer: Callable[[Group], bool],
+    ) -> dict[str, GroupTarget]:
+        """Return what `target` requests of every included group; others keep all channels."""
+        self.check(target)
+        selector = self.selector_for(target)
+        self._check_patterns(target, selector, graph)
+        found = {}
+        for group in graph.groups:
+            included = any(map(group.matches, self.include))
+            if not included or any(map(group.matches, self.exclude)):
+                continue
+            one = self._group_target(target, group, selector, has_single_consumer)
+            if one is not None:
+                found[group.name] = one
+                if isinstance(selector, Scores):
+                    selector.of_group(group)  # refuse wrong scores before anything runs
+        return found
+
+    def _check_patterns(
+        self, target: Target | None, selector: Selector, graph: ChannelGraph
+    ) -> None:
+        patterns = [*self.include, *self.exclude]
+        if isinstance(target, Widths):
+            patterns += target.by_pattern
+        if isinstance(target, EntropicPenalty):
+            patterns += target.per_group
+        if isinstance(selector, Scores):
+            patterns += selector.scores
+        for pattern in patterns:
+            if not any(group.matches(pattern) for group in graph.groups):
+                names = ", ".join(group.name for group in graph.groups)
+                raise BadSettingError(
+                    f"no group matches {pattern!r}: patterns match layers that produce channels, "
+                    f"and the groups are {names}"
+                )
+
+    def _group_target(
+        self,
+        target: Target | None,
+        group: Group,
+        selector: Selector,
+        has_single_consumer: Callable[[Group], bool],
+    ) -> GroupTarget | None:
+        found = GroupTarget(
+            channels=group.channels,
+            selector=selector,
+            coupling=selector.coupling if isinstance(selector, EntropicSelector) else "joint",
+            round_to=1 if target is None else target.round_to,
+            needs_solution=self.needs_solution,
+        )
+        if isinstance(target, Widths):
+            width = _first_match(target.by_pattern, group)
+            return None if width is None else replace(found, width=_width(width, group))
+        if isinstance(target, EntropicPenalty):
+            if target.single_consumer and not has_single_consumer(group):
+                return None
+            pair = _first_match(target.per_group, group) or (target.eps_w, target.eps_l2)
+            settings = target.solver_settings(*pair)
+            return replace(found, penalty=settings, coupling=target.coupling)
+        return found
+
+
+def find_selector(selector: str | Selector) -> Selector | None:
+    """Return the selector with a name, None for "auto"; refuse anything else."""
+    if isinstance(selector, str):
+        if selector == "auto":
+            return None
+        if selector not in SELECTORS:
+            known = ", ".join(map(repr, ("auto", *SELECTORS)))
+            raise BadSettingError(f"selector must be one of {known}; got {selector!r}")
+        return SELECTORS[selector]
+    if not isinstance(selector, Selector):
+        raise BadSettingError(
+            f"the selector is a {type(selector).__name__}: pass a name, or an object with "
+            "select(statistics, k)"
+        )
+    return selector
+
+
+def describe_selector(selector: Selector | None) -> Any:
+    """Return a selector as a record contains it: its name, or its fields."""
+    if selector is None:
+        return "auto"
+    known = next((name for name, value in SELECTORS.items() if value == selector), None)
+    return known or to_plain(selector)
+
+
+def _first_match(options: Mapping[str, Any], group: Group) -> Any:
+    """Return the option of the first pattern that matches `group`."""
+    return next((value for key, value in options.items() if group.matches(key)), None)
+
+
+def _width(width: int | float, group: Group) -> int:
+    if isinstance(width, float):
+        return max(1, round(width * group.channels))
+    if width > group.channels:
+        raise BadSettingError(
+            f"the width of {group.name} must be at most {group.channels}, its number of channels; "
+            f"got {width}"
+        )
+    return width

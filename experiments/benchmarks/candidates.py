@@ -131,7 +131,7 @@ class OutputGradients(LayerErrors):
     """
 
     @cached_property
-    def captured(self) -> Mapping[str, _Captured]:
+    def layer_records(self) -> Mapping[str, _Captured]:
         """The layers that consume channels, on some images."""
         images = self.images.batch(slice(0, IMAGES))
         groups = map(self.graph.group, self.rankings)
@@ -164,7 +164,7 @@ class OutputGradients(LayerErrors):
         indices = self.graph.kept_indices({name: selection.channels[name].kept})
         total: Any = 0.0
         for consumer in self.statistics.consumers_of(self.graph.group(name)):
-            site, one = consumer.spec, self.captured[consumer.spec.layer]
+            site, one = consumer.spec, self.layer_records[consumer.spec.layer]
             assert one.x is not None
             assert one.y is not None
             kept = indices[site.weight][site.dim]

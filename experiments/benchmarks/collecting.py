@@ -145,7 +145,7 @@ def _memory() -> str:
     return "\n\n".join(
         [
             "Peak memory, batch and Gram included: what tensors held by PyTorch's profiler, "
-            "and how far the resident size of a fresh process on one thread rose (VmHWM, Linux), "
+            "and how far the resident size of a new process on one thread rose (VmHWM, Linux), "
             f"least and most of {PROCESSES} processes, which differ by what the allocator keeps.",
             table(header, rows),
             check_line(f"tensors hold as much for {IMAGES} images as for {FEW_IMAGES}", same),

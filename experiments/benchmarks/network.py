@@ -81,8 +81,8 @@ def _prune_half(
         layer = model.get_submodule(group.layers[0])
         linear = isinstance(layer, nn.Linear)
         prune = tp.prune_linear_out_channels if linear else tp.prune_conv_out_channels
-        gone = list(range(1, group.channels, 2))
-        dependencies.get_pruning_group(layer, prune, idxs=gone).prune()
+        removed = list(range(1, group.channels, 2))
+        dependencies.get_pruning_group(layer, prune, idxs=removed).prune()
     return model
 
 

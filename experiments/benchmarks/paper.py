@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from experiments.benchmarks.plots import BLUE, GREEN, GREY, ORANGE, PICTURES
+from experiments.benchmarks.plots import BLUE, GRAY, GREEN, ORANGE, PICTURES
 from experiments.benchmarks.record import RESULTS
 from experiments.paper.published import Cell
 
@@ -28,7 +28,7 @@ METHODS = {
 }
 BASES = {
     ", rebuilt": (GREEN, "s", "the same channels, rebuilt by entrim"),
-    ", old weights": (GREY, "D", "old weights, as others use them"),
+    ", old weights": (GRAY, "D", "old weights, as others use them"),
 }
 TICKS = (0, 0.1, 1, 10, 100)
 LEAST = 0.1
@@ -56,13 +56,13 @@ def draw_rows(axes: Axes) -> None:
             names.append(f"{network}  {line['row']}")
             printed = Cell(**line["paper"]).value
             if printed is not None:
-                axes.plot([printed], [height], "D", color=GREY, mfc="none", ms=7)
-            for method, (colour, marker, _) in METHODS.items():
+                axes.plot([printed], [height], "D", color=GRAY, mfc="none", ms=7)
+            for method, (color, marker, _) in METHODS.items():
                 if line["ours"][method]:
-                    axes.plot([mean(line["ours"][method])], [height], marker, color=colour, ms=7)
-    axes.plot([], [], "D", color=GREY, mfc="none", label="the paper, as printed")
-    for colour, marker, label in METHODS.values():
-        axes.plot([], [], marker, color=colour, label=label)
+                    axes.plot([mean(line["ours"][method])], [height], marker, color=color, ms=7)
+    axes.plot([], [], "D", color=GRAY, mfc="none", label="the paper, as printed")
+    for color, marker, label in METHODS.values():
+        axes.plot([], [], marker, color=color, label=label)
     _finish(axes, names, "points lost before any training")
 
 
@@ -76,16 +76,16 @@ def draw_rivals(axes: Axes) -> None:
     names = list(dict.fromkeys(name.removesuffix(suffix) for name in drops for suffix in BASES))
     names = [name for name in names if not any(name.endswith(suffix) for suffix in BASES)]
     for height, name in enumerate(names):
-        for suffix, (colour, marker, _) in BASES.items():
+        for suffix, (color, marker, _) in BASES.items():
             if some := drops.get(f"{name}{suffix}"):
-                axes.plot(some, [height] * len(some), marker, color=colour, ms=4, alpha=0.3)
-                axes.plot([median(some)], [height], marker, color=colour, ms=8)
+                axes.plot(some, [height] * len(some), marker, color=color, ms=4, alpha=0.3)
+                axes.plot([median(some)], [height], marker, color=color, ms=8)
         if some := drops.get(name):
             axes.plot(some, [height] * len(some), "o", color=BLUE, ms=4, alpha=0.3)
             axes.plot([median(some)], [height], "o", color=BLUE, ms=8)
     axes.plot([], [], "o", color=BLUE, label="entrim, its own widths")
-    for colour, marker, label in BASES.values():
-        axes.plot([], [], marker, color=colour, label=label)
+    for color, marker, label in BASES.values():
+        axes.plot([], [], marker, color=color, label=label)
     shown = [name.split(", within")[0].replace("torch-pruning's ", "TP: ") for name in names]
     _finish(axes, shown, "points lost before any training: every row, and the median")
 
@@ -98,7 +98,7 @@ def _finish(axes: Axes, names: Sequence[str], label: str) -> None:
     axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
     axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
-    axes.axvline(0, color=GREY, lw=0.8)
+    axes.axvline(0, color=GRAY, lw=0.8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -24,20 +24,20 @@ class Problem:
 def piecewise(boxes: Boxes, seed: int, rows: int, features: int) -> Problem:
     """Return rows in which the first four features matter: a linear map in each of three boxes.
 
-    Centres are normal with deviation 1.5 in the four true features. `separate`: each box is a cloud
-    of deviation 0.5 around its centre. `touching`: features are standard normal, and a row belongs
-    to the nearest centre. Slopes and intercepts are standard normal, so the map jumps between
+    Centers are normal with deviation 1.5 in the four true features. `separate`: each box is a cloud
+    of deviation 0.5 around its center. `touching`: features are standard normal, and a row belongs
+    to the nearest center. Slopes and intercepts are standard normal, so the map jumps between
     boxes. All other features are standard normal.
     """
     random = np.random.default_rng(seed)
     total = rows + HOLDOUT
     x = random.standard_normal((total, features))
-    centres = 1.5 * random.standard_normal((PIECES, TRUE))
+    centers = 1.5 * random.standard_normal((PIECES, TRUE))
     if boxes == "separate":
         piece = random.integers(0, PIECES, total)
-        x[:, :TRUE] = centres[piece] + 0.5 * x[:, :TRUE]
+        x[:, :TRUE] = centers[piece] + 0.5 * x[:, :TRUE]
     else:
-        piece = np.square(x[:, None, :TRUE] - centres).sum(-1).argmin(1)
+        piece = np.square(x[:, None, :TRUE] - centers).sum(-1).argmin(1)
     slopes = random.standard_normal((PIECES, TRUE))
     f = random.standard_normal(PIECES)[piece] + (x[:, :TRUE] * slopes[piece]).sum(1)
     f = (f - f.mean()) / f.std()

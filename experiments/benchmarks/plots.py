@@ -11,9 +11,9 @@ from experiments.benchmarks.curves import FRACTIONS, GLOBAL_EPS, SHARES, STEPS
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 Points = Mapping[str, Mapping[str, Any]]
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
+BLUE, ORANGE, GREEN, PINK, GRAY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
 LOOKS = {
-    "paper": (GREY, ":", "each layer alone, no refit (paper)"),
+    "paper": (GRAY, ":", "each layer alone, no refit (paper)"),
     "+ refit": (PINK, "--", "+ refit"),
     "+ sequential": (ORANGE, "-.", "+ in order"),
     "+ correction": (BLUE, "-", "+ correction (default)"),
@@ -24,9 +24,9 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
     """Plot accuracy against MACs for each step of the method."""
     figure, axes = plt.subplots(figsize=(7, 4.5), dpi=120)
     for step in STEPS:
-        colour, line, label = LOOKS[step]
+        color, line, label = LOOKS[step]
         some = [points.get(f"{name} {step} {fraction}") for fraction in sorted(FRACTIONS[name])]
-        _line(axes, [p for p in some if p], colour, line, label)
+        _line(axes, [p for p in some if p], color, line, label)
     eps = [points.get(f"{name} one eps, + correction {e}") for e in GLOBAL_EPS[name]]
     _line(axes, [p for p in eps if p], GREEN, "-", "default, one eps for all layers")
     stream = [points.get(f"{name} stream too {share}") for share in SHARES[name]]
@@ -94,14 +94,14 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
     figure, grid = plt.subplots(
         2, len(names), figsize=(3.2 * len(names), 6), dpi=120, squeeze=False
     )
-    colours = (BLUE, "black", ORANGE, GREEN, PINK, GREY)
+    colors = (BLUE, "black", ORANGE, GREEN, PINK, GRAY)
     for column, name in enumerate(names):
         for row, (kind, sign) in enumerate(
             (("params", "of the parameters"), ("macs", "fewer MACs"))
         ):
             axes = grid[row][column]
             lowest = 100.0
-            for (method, source), colour in zip(looks.items(), colours, strict=True):
+            for (method, source), color in zip(looks.items(), colors, strict=True):
                 distilled = method.startswith("+")
                 value = "distilled" if distilled else "report"
                 some = [
@@ -114,7 +114,7 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
                     *zip(*sorted(some), strict=True) if some else ([], []),
                     "x:" if distilled else "o-",
                     ms=6 if distilled else 4,
-                    color=colour,
+                    color=color,
                     label=method,
                     zorder=1 if distilled else 2,
                 )
@@ -137,14 +137,14 @@ def plot_allocation(points: Points, names: list[str], looks: Mapping[str, str], 
     plt.close(figure)
 
 
-def _line(axes: Any, some: list[Mapping[str, Any]], colour: str, line: str, label: str) -> None:
+def _line(axes: Any, some: list[Mapping[str, Any]], color: str, line: str, label: str) -> None:
     some = sorted(some, key=lambda point: point["macs"])
     if some:
         axes.errorbar(
             [point["macs"] for point in some],
             [point["report"] for point in some],
             [interval(point["report"]) for point in some],
-            color=colour,
+            color=color,
             linestyle=line,
             marker="o",
             markersize=4,

@@ -61,11 +61,11 @@ class Rival:
         return np.maximum.reduce([self.used(part) for part in parts])
 
 
-def _linear(model: Any) -> np.ndarray:
+def _used_by_coefficient(model: Any) -> np.ndarray:
     return np.abs(np.atleast_2d(model.coef_)).sum(0) > 0
 
 
-def _weighted(model: Any) -> np.ndarray:
+def _used_by_importance(model: Any) -> np.ndarray:
     return model.feature_importances_ > 0
 
 
@@ -79,20 +79,22 @@ RIVALS = (
             "eps_l2": np.geomspace(3e-4, 1e-2, 6).tolist(),
             "eps_r": np.geomspace(2, 50, 6).tolist(),
         },
-        _weighted,
+        _used_by_importance,
     ),
-    Rival("Lasso", lambda: Lasso(max_iter=5000), {"alpha": powers(1e-3, 1.0)}, _linear),
+    Rival(
+        "Lasso", lambda: Lasso(max_iter=5000), {"alpha": powers(1e-3, 1.0)}, _used_by_coefficient
+    ),
     Rival(
         "ElasticNet",
         lambda: ElasticNet(max_iter=5000),
         {"alpha": powers(1e-3, 1.0), "l1_ratio": [0.1, 0.3, 0.5, 0.7, 0.9]},
-        _linear,
+        _used_by_coefficient,
     ),
     Rival(
         "random forest",
         lambda: RandomForestRegressor(100, random_state=0),
         {"max_features": [0.1, 0.3, 0.6, 1.0], "min_samples_leaf": [1, 2, 4, 8]},
-        _weighted,
+        _used_by_importance,
     ),
     Rival(
         "gradient boosting",
@@ -103,7 +105,7 @@ RIVALS = (
             "subsample": [0.5, 0.8, 1.0],
             "max_features": ["sqrt", 0.3, 1.0],
         },
-        _weighted,
+        _used_by_importance,
         multi_output=False,
     ),
     Rival(

@@ -186,7 +186,7 @@ def main() -> None:
     sections = [
         f"## 1. Synthetic: {ROWS} rows, growing dimension\n\nThree boxes, {TRUE} true features, "
         "noise 0.1 of the target's deviation (`experiments/benchmarks/piecewise.py`). Every model: "
-        f"features and target standardised, {TRIALS} trials of a random search "
+        f"features and target standardized, {TRIALS} trials of a random search "
         "(`experiments/benchmarks/rivals.py`), "
         f"{FOLDS} folds, the same for all, the best one refitted. Error: squared error on 2,000 "
         f"noise-free rows over their variance; seeds {', '.join(map(str, SEEDS))}. The check: "

@@ -25,7 +25,7 @@ _LENET_PIXELS = 25
 class Cell:
     """One cell as printed; empty where the paper leaves it empty.
 
-    >>> Cell("1.47e7").value, Cell("1.47e7").rounded(14_728_266), Cell("40.85%").rounded(40.848)
+    >>> Cell("1.47e7").value, Cell("1.47e7").round(14_728_266), Cell("40.85%").round(40.848)
     (14700000.0, 14700000.0, 40.85)
     """
 
@@ -39,7 +39,7 @@ class Cell:
             return None
         return float(match["digits"].replace(",", "") + "e" + (match["power"] or "0"))
 
-    def rounded(self, value: float | int) -> float:
+    def round(self, value: float | int) -> float:
         """Return `value` to the digits that this cell prints."""
         match = _NUMBER.fullmatch(self.printed)
         if match is None:

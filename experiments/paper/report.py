@@ -62,7 +62,7 @@ class Line:
         paper = self.arithmetic if self.arithmetic.printed else self.paper
         if not numbers or paper.value is None:
             return ""
-        return f"{paper.rounded(statistics.mean(numbers)) - paper.value:+z,.{self.decimals}f}"
+        return f"{paper.round(statistics.mean(numbers)) - paper.value:+z,.{self.decimals}f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class Study:
                     if "pruned" in point or "cannot" in point:
                         new.append({**point, **described})
         found = _Results(self, previous.merge(new, ("variant", "row", "seed"), self._order))
-        notes += [*found.unknown(), *previous.notes(run)]
+        notes += [*found.unknown_notes(), *previous.notes(run)]
         return Report(
             experiment=self.name,
             title=self.title,
@@ -180,7 +180,7 @@ class _Results:
     study: Study
     measured: Sequence[Point]
 
-    def unknown(self) -> list[str]:
+    def unknown_notes(self) -> list[str]:
         """Return a note on points of an earlier record that are not in the table."""
         variants = {variant.name for variant in self.study.variants}
         lost = [

@@ -15,14 +15,14 @@ from experiments.datasets import CIFAR10, FASHION_MNIST, MNIST, Collection
     std=st.floats(0.1, 2),
     scale=st.sampled_from([1.0, 255.0]),
 )
-def test_normalising_is_affine_and_leaves_the_bytes_alone(
+def test_normalizing_is_affine_and_leaves_the_bytes_alone(
     value: int, mean: float, std: float, scale: float
 ) -> None:
     images = torch.full((1, 1, 2, 2), value, dtype=torch.uint8)
     out = normalization.Normalization((mean,), (std,), scale=scale)(images)
     assert out.dtype == torch.float32
-    wanted = torch.full((1, 1, 2, 2), (value / scale - mean) / std)
-    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5 * scale / std)
+    expected = torch.full((1, 1, 2, 2), (value / scale - mean) / std)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * scale / std)
     assert (images == value).all()
 
 

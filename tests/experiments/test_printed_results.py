@@ -57,13 +57,13 @@ def test_accuracy_drop_and_speed_up_of_every_cut_are_printed_as_recorded(name: s
     assert measured
     for one in measured:
         accuracy = one["pruned"]["accuracy"]
-        wanted = {
+        expected = {
             f"{accuracy:.2f}",
             f"{one['baseline'] - accuracy:.2f}",
             f"{one['timing']['speedup']:.2f}x",
         }
         shown = [{cell.strip("*") for cell in line} for line in _DOCUMENT]
-        assert any(wanted <= line for line in shown), (one["row"], one["method"], wanted)
+        assert any(expected <= line for line in shown), (one["row"], one["method"], expected)
 
 
 def test_the_rivals_are_printed_as_recorded() -> None:

@@ -29,7 +29,7 @@ def agrees(column: str, cell: Cell, ours: float | str) -> bool:
     assert cell.value is not None, cell
     if column == "FLOPs":
         return abs(ours / cell.value - 1) < MACS_WITHIN
-    return cell.rounded(ours) == cell.value
+    return cell.round(ours) == cell.value
 
 
 @pytest.mark.parametrize("name", tables())
@@ -52,7 +52,7 @@ def test_a_known_disagreement_says_what_is_printed_and_what_ours_is(known: Disag
     cell, ours = table.cell(known.row, known.column), derive(table, known.row, known.column)
     assert cell.printed == known.printed
     assert isinstance(ours, int | float)
-    assert cell.rounded(ours) == Cell(known.ours).value
+    assert cell.round(ours) == Cell(known.ours).value
     assert known.reason
 
 
@@ -93,7 +93,7 @@ def test_a_network_that_the_paper_does_not_have_is_refused() -> None:
 def test_words_have_no_value_and_cannot_be_rounded() -> None:
     assert Cell("28 x 28").value is None
     with pytest.raises(BadSettingError, match="no figure"):
-        Cell("28 x 28").rounded(1.0)
+        Cell("28 x 28").round(1.0)
 
 
 def test_every_network_of_the_tables_is_in_the_zoo() -> None:

@@ -129,8 +129,8 @@ def test_a_drop_is_counted_from_the_own_baseline(pruned_only: Report) -> None:
     lines = {(line.row, line.quantity): line for line in pruned_only.lines}
     measured, _ = pruned_only.measured
     assert lines["E1", "drop, raw"].paper.printed == "0.55"  # 99.04 - 98.49
-    wanted = measured["baseline"] - measured["pruned"]["accuracy"]
-    assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(wanted)]
+    expected = measured["baseline"] - measured["pruned"]["accuracy"]
+    assert lines["E1", "drop, raw"].ours["widths"] == [pytest.approx(expected)]
 
 
 def test_every_row_tells_sizes_and_speed_also_where_the_paper_does_not(pruned_only: Report) -> None:

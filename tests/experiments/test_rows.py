@@ -95,7 +95,7 @@ def row_of(key: tuple[str, str]) -> Row:
     return row
 
 
-def printed(cells: Mapping[int, Cell]) -> dict[int, str]:
+def cell_texts(cells: Mapping[int, Cell]) -> dict[int, str]:
     return {epochs: cell.printed for epochs, cell in cells.items()}
 
 
@@ -113,11 +113,11 @@ def test_a_row_cuts_the_printed_layers_to_the_printed_widths(key: tuple[str, str
 @pytest.mark.parametrize("key", WIDTHS, ids=", ".join)
 def test_a_row_is_taught_for_the_printed_epochs(key: tuple[str, str]) -> None:
     row = row_of(key)
-    assert printed(row.tuned) == TUNED[key]
-    assert printed(row.scratch) == SCRATCH.get(key, {})
+    assert cell_texts(row.tuned) == TUNED[key]
+    assert cell_texts(row.scratch) == SCRATCH.get(key, {})
 
 
 @pytest.mark.parametrize("key", WIDTHS, ids=", ".join)
 def test_local_sparsity_is_that_of_the_layers_cut_on_both_sides(key: tuple[str, str]) -> None:
-    wanted = BOTH_SIDES.get(key[1], ()) if key[0] == "vgg16-groups" else ()
-    assert row_of(key).inner == tuple(f"features.{place}" for place in wanted)
+    expected = BOTH_SIDES.get(key[1], ()) if key[0] == "vgg16-groups" else ()
+    assert row_of(key).inner == tuple(f"features.{place}" for place in expected)

@@ -150,9 +150,9 @@ def test_an_attack_moves_every_pixel_by_its_strength_and_no_further(attack: str)
     plain = Normalization((0.0,), (1.0,))
     for strength in (0.0, 0.1, 0.3):
         far = (images[:, 0, 0, 0] / 255 - 0.5).abs() > strength
-        wanted = 100 * float(far.float().mean())
+        expected = 100 * float(far.float().mean())
         found = accuracy_under(Brightness().eval(), plain, data, attack, strength, seed=0)
-        assert found == pytest.approx(wanted, abs=2.6)
+        assert found == pytest.approx(expected, abs=2.6)
 
 
 def test_pixels_are_normalized_as_the_network_wants_them() -> None:
@@ -171,10 +171,10 @@ def test_attacks_leave_numpys_random_numbers_and_the_network_alone() -> None:
     data = pictures(10, 4)
     before = {k: v.clone() for k, v in trained.model.state_dict().items()}
     np.random.seed(3)  # noqa: NPY002
-    wanted = np.random.random()  # noqa: NPY002
+    expected = np.random.random()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
     first = accuracy_under(trained.model, trained.normalization, data, "PGD", 0.1, seed=0)
-    assert np.random.random() == wanted  # noqa: NPY002
+    assert np.random.random() == expected  # noqa: NPY002
     assert accuracy_under(trained.model, trained.normalization, data, "PGD", 0.1, seed=0) == first
     for name, tensor in trained.model.state_dict().items():
         assert torch.equal(before[name], tensor)

@@ -20,7 +20,7 @@ TEST = 100_000
 """The label of the first test image; that of a training image is its number."""
 
 
-def numbered(train: int) -> Callable[..., Dataset]:
+def numbered_loader(train: int) -> Callable[..., Dataset]:
     """Return a loader of images of one pixel, each labelled by its number."""
     counts, first = {"train": train, "test": 10_000}, {"train": 0, "test": TEST}
 
@@ -43,8 +43,8 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, TrainingConfig
         return model
 
     monkeypatch.setattr(Work, "train", train)
-    monkeypatch.setattr(models, "load_mnist", numbered(60_000))
-    monkeypatch.setattr(models, "load_cifar10", numbered(50_000))
+    monkeypatch.setattr(models, "load_mnist", numbered_loader(60_000))
+    monkeypatch.setattr(models, "load_cifar10", numbered_loader(50_000))
     monkeypatch.setattr(models, "load_pretrained", lambda name: nn.Identity())
     return seen
 

@@ -58,10 +58,10 @@ def test_the_cifar_networks_follow_a_cosine_from_a_tenth_to_nothing() -> None:
 
 
 def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
-    sides, recipes = zip(*cifar_growing(), strict=True)
+    sides, configs = zip(*cifar_growing(), strict=True)
     assert sides == tuple(sorted(sides))
     assert sides[-1] == 32
-    for config in recipes:
+    for config in configs:
         rates = [config.rate(0, done) / config.learning_rate for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
         assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
 
@@ -87,11 +87,11 @@ def test_training_images_are_shrunk_to_means_and_validation_images_are_not() -> 
 def test_plain_momentum_is_heavy_ball_and_not_nesterov() -> None:
     x = nn.Parameter(torch.tensor(1.0))
     optimizer = OPTIMIZERS["momentum"]([x], lr=0.1)
-    for wanted in (0.9, 0.72):  # v = 1, x = 1 - 0.1; v = 0.9 + 0.9, x = 0.9 - 0.18
+    for expected in (0.9, 0.72):  # v = 1, x = 1 - 0.1; v = 0.9 + 0.9, x = 0.9 - 0.18
         optimizer.zero_grad()
         (x.square() / 2).backward()
         optimizer.step()
-        assert x.item() == pytest.approx(wanted)
+        assert x.item() == pytest.approx(expected)
 
 
 def test_accuracy_counts_correct_images_beyond_one_chunk() -> None:

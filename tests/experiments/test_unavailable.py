@@ -29,7 +29,7 @@ def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_reme
     package = Source(Package("tiny@1"), datasets.decode_idx)
     with pytest.raises(DataError) as caught:
         tiny_collection(missing, NOWHERE, package).load("test")
-    said = str(caught.value)
+    message = str(caught.value)
     for words in (
         "apt install dataset-tiny",
         "http://127.0.0.1:9/: train-labels-idx1-ubyte did not arrive",
@@ -38,7 +38,7 @@ def test_when_all_fail_one_error_names_every_source_with_its_reason_and_the_reme
         "tiny-train.bytes and tiny-test.bytes",
         "ENTRIM_DATA",
     ):
-        assert words in said
+        assert words in message
     assert not list(cache_folder().iterdir())
 
 

@@ -100,6 +100,15 @@ class Progress:
             callback.on_stage_end(name, seconds)
 
     @contextmanager
+    def reporting_to(self, callbacks: Sequence[Callback] | None) -> Iterator[None]:
+        """Report to other callbacks in the block."""
+        known, self.callbacks = self.callbacks, Progress.of(callbacks).callbacks
+        try:
+            yield
+        finally:
+            self.callbacks = known
+
+    @contextmanager
     def muted(self) -> Iterator[None]:
         """Report nothing in the block, and keep no warnings."""
         callbacks, notes = self.callbacks, self.notes

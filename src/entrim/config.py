@@ -1,6 +1,7 @@
 """Configuration values: what to prune to, and how. Each is checked when it is created."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,6 +18,7 @@ SIZES = {"params": "parameters", "macs": "MACs", "bytes": "bytes"}
 COUPLINGS = ("joint", "max")
 RIDGE = 1e-4
 BATCH_SIZE = 64
+SCRATCH_LIMIT = 20 * 2**30
 ALTERNATIONS = 4000
 """Ridge solves that the alternating solver may use."""
 
@@ -326,7 +328,12 @@ class Calibration:
         Repeat the selection on this many bootstrap samples of the images, and record how stable
         the kept channels are.
     memory_limit : int, default 4 GiB
-        Bytes that statistics or activations may take; activations beyond it wait on disk.
+        Bytes that images of a loader, statistics or activations may take; what exceeds it is
+        written to disk.
+    scratch_limit : int, default 20 GiB
+        Bytes on disk.
+    scratch_dir : path, optional
+        A folder on disk for them; by default the temp folder, unless that is in memory.
     """
 
     batch_size: int = BATCH_SIZE
@@ -335,9 +342,11 @@ class Calibration:
     n_positions: int | None = None
     n_bootstrap: int = 0
     memory_limit: int = MEMORY_LIMIT
+    scratch_limit: int = SCRATCH_LIMIT
+    scratch_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "memory_limit"):
+        for name in ("batch_size", "memory_limit", "scratch_limit"):
             _check_count(name, getattr(self, name))
         if self.n_positions is not None:
             _check_count("n_positions", self.n_positions)
@@ -437,6 +446,8 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(entry) for key, entry in value.items()}
     if isinstance(value, Tensor):
         return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, list | tuple):
         return [to_plain(entry) for entry in value]
     if value is None or isinstance(value, str | bool | int | float):

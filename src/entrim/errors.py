@@ -72,6 +72,10 @@ class OtherRunError(CheckpointError):
     """What was kept of an unfinished run belongs to another one."""
 
 
+class ScratchError(EntrimError, OSError):
+    """Tensors that exceed the memory limit cannot be written to disk."""
+
+
 class DataError(EntrimError, OSError):
     """A dataset or a pre-trained network cannot be had."""
 

@@ -34,6 +34,7 @@ from entrim.calibration.checks import check_images
 from entrim.calibration.collect import LayerStatistics
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData, Images, read_images
+from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.callbacks import Callback, Progress
 from entrim.config import (
     SIZES,
@@ -124,8 +125,9 @@ class Pruner:
         The network; it is not modified.
     images : Tensor or iterable
         A few hundred images like those that the network will see, normalized as in its training: a
-        tensor, or an iterable of batches. Labels behind the images are ignored, and a dict is
-        passed on as keyword arguments.
+        tensor, a Dataset, a DataLoader or any iterable of batches. Batches are read once and kept,
+        in memory or on disk. Labels behind the inputs are ignored, and a dict is passed on as
+        keyword arguments.
     selector : str or Selector, default "auto"
         Which channels to keep at a given width: "entropic", "greedy", "lasso", "magnitude",
         "random", "exhaustive", or a `Selector` such as `Scores`. "auto" is "greedy" (backward
@@ -185,9 +187,15 @@ class Pruner:
         self.seed = _check_seed(seed)
         self.progress = Progress.of(callbacks)
         self.checkpoints = _store(checkpoint_dir)
-        like = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
-        convert = calibration.batch_to_inputs
-        self.images = read_images(images, like.device, like.dtype, convert)
+        folder = calibration.scratch_dir
+        self.scratch = Scratch(None if folder is None else Path(folder), calibration.scratch_limit)
+        self.images = read_images(
+            images,
+            self.model,
+            store=TensorStore(calibration.memory_limit, self.scratch),
+            batch_size=calibration.batch_size,
+            batch_to_inputs=calibration.batch_to_inputs,
+        )
         first = self.images.batch(slice(0, EXAMPLES))
         self.example_inputs: ExampleInputs = first if example_inputs is None else example_inputs
         self.fits: list[LayerFit] = []
@@ -211,6 +219,8 @@ class Pruner:
         """Remove temporary files and collected statistics."""
         if "statistics" in self.__dict__:
             self.statistics.close()
+        self.images.close()
+        self.scratch.close()
 
     # The pipeline
 
@@ -595,6 +605,7 @@ class Pruner:
             self.graph,
             images.batches(self.calibration.batch_size),
             memory_limit=self.calibration.memory_limit,
+            scratch=self.scratch,
             n_positions=self.calibration.n_positions,
             seed=seed,
         )
@@ -699,7 +710,7 @@ class Pruner:
             notes=tuple(self.progress.notes),
             error=error,
             original=fingerprint(values_of(self.model).values()),
-            images_checksum=fingerprint(self.images.arguments.values()),
+            images_checksum=self.images.checksum(),
             seed=self.seed if self.draws else None,
             threads=torch.get_num_threads(),
             date=now(),
@@ -708,19 +719,6 @@ class Pruner:
         return SparsifyResult(
             model=pruned.model, plan=pruned.plan, record=record, original=self.model
         )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options to create this pruner again, for images that were converted already."""
-        return {
-            "selector": "auto" if self.selector is None else self.selector,
-            "reconstruction": self.reconstruction,
-            "include": self.include,
-            "exclude": self.exclude,
-            "calibration": replace(self.calibration, batch_to_inputs=None),
-            "example_inputs": self.example_inputs,
-            "seed": self.seed,
-        }
 
     def settings(self, target: Target | None) -> dict[str, Any]:
         """Return the options of a run as plain data."""
@@ -739,13 +737,13 @@ class Pruner:
         forward = self.statistics.forward
         code = dict.fromkeys(program.module.code for program in forward.programs)
         network = (*code, *forward.tensors, str({t.device for t in forward.tensors.values()}))
-        shown = [self.images.arguments, dict(self.images.fixed), self.example_inputs]
+        shown = [self.images.shapes(), dict(self.images.fixed), self.example_inputs]
         tensors = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
         shapes = repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
         options = [self.settings(None), to_plain(getattr(self.selector, "__dict__", {}))]
         return {
             "network": f"{_digest(*network)} {fingerprint(forward.tensors.values())}",
-            "images": f"{_digest(shapes)} {fingerprint(tensors)}",
+            "images": f"{_digest(shapes)} {self.images.checksum()} {fingerprint(tensors)}",
             "settings": json.dumps(options),
             "seed": str(self._run_seed),
             "versions": str({name: version(name) for name in VERSIONS}),

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import entrim
-from entrim.calibration.data import CalibrationData
+from entrim.calibration.data import read_images
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task
 from entrim.errors import BadImagesError, BadSettingError, CheckpointError, DivergedWarning
@@ -235,7 +235,7 @@ class Detector(nn.Module):
 def test_other_outputs_are_compared_by_their_error_relative_to_the_variance() -> None:
     net, given = Detector(), {"pixels": X}
     result = entrim.sparsify(net, given, entrim.Widths(0.4), selector="greedy")
-    task = distillation_task(net, CalibrationData({"pixels": X}), 50, Augmentation(), 1.0, 0)
+    task = distillation_task(net, read_images({"pixels": X}, net), 50, Augmentation(), 1.0, 0)
     out = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:50]
     with torch.no_grad():
         expected, found = net(X[out]), result.model(X[out])
@@ -254,7 +254,9 @@ def test_other_outputs_are_compared_by_their_error_relative_to_the_variance() ->
 def test_the_loss_of_a_classifier_is_the_divergence_at_the_temperature(
     pruned: entrim.SparsifyResult,
 ) -> None:
-    task = distillation_task(pruned.original, CalibrationData({"": X}), 50, Augmentation(), 3.0, 0)
+    task = distillation_task(
+        pruned.original, read_images(X, pruned.original), 50, Augmentation(), 3.0, 0
+    )
     out = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:50]
     with torch.no_grad():
         own, target = ((m(X[out]) / 3).log_softmax(1) for m in (pruned.model, pruned.original))

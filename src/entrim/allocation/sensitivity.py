@@ -137,7 +137,7 @@ class SensitivityAnalyzer:
         """
         start = self._tensors_at(held)
         groups = self._by_place(trials)
-        with torch.no_grad(), TensorStore(self.task.memory_limit) as shelf:
+        with torch.no_grad(), self.task.new_store() as shelf:
             stream = Execution(self.task.programs, self.task.batches, start, shelf, "held")
             for place in range(len(stream.program.nodes)):
                 for group in groups.get(place, ()):
@@ -238,7 +238,7 @@ class SensitivityAnalyzer:
             refit_layer(reader, gram, kept_indices, original, tensors, self.ridge)
 
     def _outputs(self, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
-        with torch.no_grad(), TensorStore(self.task.memory_limit) as shelf:
+        with torch.no_grad(), self.task.new_store() as shelf:
             parts = []
             for program, batch in zip(self.task.programs, self.task.batches, strict=True):
                 stream = Execution([program], [batch], tensors, shelf)

@@ -7,7 +7,6 @@ import torch
 
 from entrim.calibration.collect import ChannelStats, Pass, batchnorm_of, in_double
 from entrim.calibration.executor import Execution
-from entrim.calibration.tensor_store import TensorStore
 from entrim.errors import BadImagesError
 
 MAX_SHIFT, MAX_RATIO = 1.0, 3.0
@@ -49,7 +48,7 @@ def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
     """Return how the first batch differs from the running statistics of every BatchNorm."""
     found = []
     program = task.programs[0]
-    with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
+    with torch.no_grad(), task.new_store() as shelf:
         stream = Execution([program], [task.batches[0]], dict(task.tensors), shelf)
         for place, node in enumerate(program.nodes):
             norm = batchnorm_of(program, node)

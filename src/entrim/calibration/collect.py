@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import Execution, Program, programs
 from entrim.calibration.patch_gram import PatchGram
-from entrim.calibration.tensor_store import TensorStore
+from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.entropic.moments import Moments
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import ExampleInputs
@@ -34,6 +34,8 @@ class Pass:
     batches: Sequence[ExampleInputs]
     tensors: Mapping[str, Tensor]
     memory_limit: int
+    scratch: Scratch = field(default_factory=Scratch)
+    """Where tensors beyond the memory limit are written."""
     n_positions: int | None = None
     """Output positions drawn for each image; None for all."""
     seed: int | None = None
@@ -43,6 +45,10 @@ class Pass:
         """Return a generator for the draws called `name`: others do not disturb them."""
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def new_store(self) -> TensorStore:
+        """Return an empty store for activations."""
+        return TensorStore(self.memory_limit, self.scratch)
 
     def streams(self, shelf: TensorStore) -> Iterator[Execution]:
         """Yield one stream a batch, so that nothing of a batch outlives it."""
@@ -70,6 +76,7 @@ class LayerStatistics:
         batches: Sequence[ExampleInputs],
         *,
         memory_limit: int,
+        scratch: Scratch,
         n_positions: int | None = None,
         seed: int | None = None,
     ) -> "LayerStatistics":
@@ -83,11 +90,12 @@ class LayerStatistics:
             batches=batches,
             tensors=tensors,
             memory_limit=memory_limit,
+            scratch=scratch,
             n_positions=n_positions,
             seed=seed,
         )
         consumers = bind_consumers(forward.programs[0], graph)
-        return cls(graph, forward, consumers, TensorStore(memory_limit))
+        return cls(graph, forward, consumers, forward.new_store())
 
     def close(self) -> None:
         """Remove everything that was collected."""
@@ -174,7 +182,7 @@ def capture(
             for reader in some
         }
         draws = {reader.spec.layer: task.drawing(reader.spec.layer) for reader in some}
-        with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
+        with torch.no_grad(), task.new_store() as shelf:
             for done, stream in enumerate(task.streams(shelf), number * batches + 1):
                 _watch(stream, some, sums, task.n_positions, draws)
                 on_batch(done, len(runs) * batches)

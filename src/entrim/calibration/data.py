@@ -1,122 +1,296 @@
-"""The images that a network is looked at with: read, checked, and laid in batches."""
+"""Calibration data: images from any source, read once and kept for several passes."""
 
+import hashlib
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from entrim.calibration.tensor_store import TensorStore
 from entrim.errors import BadImagesError
+from entrim.graph.eager import ExampleInputs
 
-Images = Tensor | Iterable[Any]
-"""A tensor or array (images first), or batches: tensors, (images, labels) pairs, or dicts."""
+Images = Tensor | Iterable[Any] | Dataset[Any]
+"""A tensor or array (images first), a Dataset, or batches: a DataLoader or any other iterable of
+tensors, (images, labels) pairs or dicts."""
+_SINGLE = ""
+"""The name of the only input."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationData:
-    """All images, one tensor for each argument of the network."""
+    """All images in the chunks in which they arrived, one tensor for each input of the network.
 
-    arguments: Mapping[str, Tensor]
-    """By keyword; one unnamed tensor under ""."""
+    A tensor that the user passed is one chunk, used in place. Batches of a loader are copied into
+    a tensor store, because a loader may shuffle or augment, or be a generator: every later pass
+    sees the same images.
+    """
+
+    store: TensorStore
+    names: tuple[str, ...]
+    """Keywords, positions ("0", "1", ...), or "" for a single input."""
+    sizes: tuple[int, ...]
+    """The number of images in each chunk."""
+    device: torch.device
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments, the same for every batch: numbers, flags, single values."""
+    rows: Tensor | None = None
+    """Indices of the images, where these are a sample of the chunks."""
 
     @property
     def count(self) -> int:
         """The number of images."""
-        return len(next(iter(self.arguments.values())))
+        return sum(self.sizes) if self.rows is None else len(self.rows)
 
-    def batch(self, index: slice | Tensor) -> Tensor | dict[str, Any]:
+    def batch(self, index: slice | Tensor) -> ExampleInputs:
         """Return some of the images as the network is called with them."""
-        if "" in self.arguments:
-            return self.arguments[""][index]
-        return {name: tensor[index] for name, tensor in self.arguments.items()} | dict(self.fixed)
+        found = {name: self._take(name, index).to(self.device) for name in self.names}
+        if self.names == (_SINGLE,):
+            return found[_SINGLE]
+        if self.names[0].isdecimal():
+            return tuple(found.values())
+        return found | dict(self.fixed)
 
-    def batches(self, batch_size: int) -> list[Tensor | dict[str, Any]]:
+    def batches(self, batch_size: int) -> "Batches":
         """Return all images in batches of at most `batch_size`, of equal size where possible."""
         least = math.ceil(self.count / batch_size)
         even = [k for k in range(least, 2 * least + 1) if self.count % k == 0]
         number = even[0] if even else least
         edges = [round(k * self.count / number) for k in range(number + 1)]
-        return [self.batch(slice(a, b)) for a, b in pairwise(edges)]
+        return Batches(self, tuple(slice(a, b) for a, b in pairwise(edges)))
 
     def resample(self, generator: torch.Generator | None) -> "CalibrationData":
         """Return as many images, drawn from these with replacement."""
-        index = torch.randint(self.count, (self.count,), generator=generator)
-        drawn = {name: tensor[index] for name, tensor in self.arguments.items()}
-        return CalibrationData(drawn, self.fixed)
+        rows = torch.randint(self.count, (self.count,), generator=generator)
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+    def checksum(self) -> str:
+        """Return a checksum of types, shapes and values, however the images are divided."""
+        digest = hashlib.sha256()
+        for name in self.names:
+            first = self.store.get((name, 0))
+            shape = [self.count, *first.shape[1:]]
+            digest.update(f"{first.dtype}{shape}".encode())
+            for number in range(len(self.sizes)):
+                chunk = self.store.get((name, number)).detach().cpu().contiguous().reshape(-1)
+                digest.update(chunk.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every input, all images first."""
+        first = {name: self.store.get((name, 0)) for name in self.names}
+        return {name: (self.count, *tensor.shape[1:]) for name, tensor in first.items()}
+
+    def close(self) -> None:
+        """Drop the images."""
+        self.store.close()
+
+    def _take(self, name: str, index: slice | Tensor) -> Tensor:
+        if self.rows is not None:
+            return self._gather(name, self.rows[index])
+        if isinstance(index, Tensor):
+            return self._gather(name, index)
+        start, stop, _ = index.indices(self.count)
+        if len(self.sizes) == 1:
+            return self.store.get((name, 0))[start:stop]
+        parts = [
+            self.store.get((name, number))[max(start - low, 0) : stop - low]
+            for number, (low, high) in enumerate(pairwise(accumulate(self.sizes, initial=0)))
+            if low < stop and high > start
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _gather(self, name: str, rows: Tensor) -> Tensor:
+        if len(self.sizes) == 1:
+            chunk = self.store.get((name, 0))
+            return chunk[rows.to(chunk.device)]
+        like = self.store.get((name, 0))
+        found = like.new_empty((len(rows), *like.shape[1:]))
+        for number, (low, high) in enumerate(pairwise(accumulate(self.sizes, initial=0))):
+            inside = ((rows >= low) & (rows < high)).nonzero()[:, 0]
+            if len(inside):
+                found[inside] = self.store.get((name, number))[rows[inside] - low]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Batches(Sequence[ExampleInputs]):
+    """Batches that are read when they are needed."""
+
+    data: CalibrationData
+    slices: tuple[slice, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> ExampleInputs: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Batches": ...
+    def __getitem__(self, index: int | slice) -> "ExampleInputs | Batches":
+        if isinstance(index, slice):
+            return Batches(self.data, self.slices[index])
+        return self.data.batch(self.slices[index])
+
+    def __len__(self) -> int:
+        return len(self.slices)
 
 
 def read_images(
     images: Images,
-    device: torch.device,
-    dtype: torch.dtype,
+    model: nn.Module | None,
+    *,
+    store: TensorStore | None = None,
+    batch_size: int = 64,
     batch_to_inputs: Callable[[Any], Any] | None = None,
 ) -> CalibrationData:
-    """Return the images on `device`, floating ones in `dtype`; bad ones are refused by name."""
-    batches = _iterate_batches(images)
-    if batch_to_inputs is not None:
-        batches = map(batch_to_inputs, batches)
-    parts = [_arguments(batch) for batch in batches]
-    if not parts:
-        raise BadImagesError("there are no images: hand over a few hundred")
-    names = parts[0].keys()
-    if any(part.keys() != names for part in parts):
-        raise BadImagesError("the batches have different arguments: hand over batches of one kind")
-    fixed = {name: value for name, value in parts[0].items() if not _holds_images(value)}
-    joined = {
-        name: _concatenate([part[name] for part in parts]) for name in names if name not in fixed
-    }
-    if not joined:
-        raise BadImagesError("the batches hold no tensor of images: hand over tensors")
-    lengths = {len(tensor) for tensor in joined.values()}
-    if len(lengths) > 1 or 0 in lengths:
-        raise BadImagesError(f"the arguments hold {sorted(lengths)} images: hand over as many each")
-    for tensor in joined.values():
-        _check(tensor)
-    _check_variety([tensor for tensor in joined.values() if tensor.is_floating_point()])
-    return CalibrationData(
-        {
-            name: _trainable(tensor).to(
-                device, dtype if tensor.is_floating_point() else tensor.dtype
+    """Return the images for a network, floating ones in its precision; bad ones are refused.
+
+    Parameters
+    ----------
+    images : Tensor, Dataset or iterable
+        Images from any source.
+    model : nn.Module or None
+        Determines precision, device, and how many elements of a batch are inputs; without one,
+        single precision on the CPU and one.
+    store : TensorStore, optional
+        Keeps the batches of loaders; by default in memory.
+    batch_size : int
+        For the images of a Dataset.
+    batch_to_inputs : callable, optional
+        Converts one batch to inputs: a tensor, a tuple of positional or a dict of keyword ones.
+    """
+    parameters = () if model is None else model.parameters()
+    like = next((p for p in parameters if p.is_floating_point()), torch.zeros(()))
+    own = isinstance(images, Tensor | np.ndarray | Mapping)
+    kept = TensorStore(math.inf) if own or store is None else store
+    needed = 1 if model is None else _positional_inputs(model)
+    reader = _Reader(kept, like.dtype)
+    for batch in _iterate_batches(images, batch_size):
+        inputs = batch if batch_to_inputs is None else batch_to_inputs(batch)
+        reader.add(_to_inputs(inputs, needed, keep_tuple=batch_to_inputs is not None))
+    return reader.finish(like.device)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Checks and keeps one batch after the other."""
+
+    store: TensorStore
+    dtype: torch.dtype
+    sizes: list[int] = field(default_factory=list)
+    first: dict[str, Any] = field(default_factory=dict)
+    varied: bool = False
+
+    def add(self, inputs: Mapping[str, Any]) -> None:
+        if not self.sizes:
+            self.first = dict(inputs)
+            if not self.names:
+                raise BadImagesError("the batches contain no tensor of images: pass tensors")
+        if inputs.keys() != self.first.keys():
+            raise BadImagesError("the batches have different inputs: pass batches of one kind")
+        tensors = {name: inputs[name] for name in self.names}
+        for name, tensor in tensors.items():
+            self._check_shape(name, tensor)
+        lengths = {len(tensor) for tensor in tensors.values()}
+        if len(lengths) > 1:
+            raise BadImagesError(
+                f"the inputs have {sorted(lengths)} images: pass the same number for each"
             )
-            for name, tensor in joined.items()
-        },
-        fixed,
-    )
+        if lengths == {0}:
+            return
+        done = sum(self.sizes)
+        for name, tensor in tensors.items():
+            _check_values(tensor, done)
+            chunk = tensor.clone() if tensor.is_inference() else tensor.detach()
+            if chunk.is_floating_point():
+                chunk = chunk.to(self.dtype)
+            self._note_variety(name, chunk)
+            self.store.put((name, len(self.sizes)), chunk)
+        self.sizes += lengths
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, value in self.first.items() if _holds_images(value))
+
+    def finish(self, device: torch.device) -> CalibrationData:
+        if not self.sizes:
+            raise BadImagesError("there are no images: pass a few hundred")
+        floating = any(self.first[name].is_floating_point() for name in self.names)
+        if sum(self.sizes) > 1 and floating and not self.varied:
+            raise BadImagesError(
+                f"all {sum(self.sizes)} images are the same: pass different ones, as the network "
+                "will see them in use"
+            )
+        fixed = {name: value for name, value in self.first.items() if name not in self.names}
+        return CalibrationData(self.store, self.names, tuple(self.sizes), device, fixed)
+
+    def _check_shape(self, name: str, tensor: Any) -> None:
+        if not _holds_images(tensor):
+            raise BadImagesError("a batch contains no images: pass tensors with images first")
+        known = tuple(self.first[name].shape[1:])
+        if tuple(tensor.shape[1:]) != known:
+            shapes = sorted({known, tuple(tensor.shape[1:])})
+            raise BadImagesError(
+                f"the images have shapes {shapes}: resize or crop them to one shape (a pair of "
+                "images and labels is one batch: pass [(images, labels)])"
+            )
+
+    def _note_variety(self, name: str, chunk: Tensor) -> None:
+        """Remember whether any floating input differs; one of several, a mask, may be constant."""
+        if not self.varied and chunk.is_floating_point():
+            reference = chunk[:1] if not self.sizes else self.store.get((name, 0))[:1]
+            self.varied = not bool((chunk == reference.to(chunk)).all())
 
 
-def _trainable(tensor: Tensor) -> Tensor:
-    """Return the tensor outside of inference mode, so that a network can learn from it."""
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
-def _iterate_batches(images: Images) -> Iterable[Any]:
+def _iterate_batches(images: Images, batch_size: int) -> Iterator[Any]:
     if isinstance(images, Tensor | np.ndarray | Mapping):
-        return [images]
+        return iter([images])
+    if isinstance(images, Dataset) and not isinstance(images, DataLoader):
+        loader_size = batch_size
+        if isinstance(images, IterableDataset) or hasattr(images, "__len__"):
+            return iter(DataLoader(images, batch_size=loader_size))
+        raise BadImagesError("the Dataset has no length: pass a DataLoader over it")
     if isinstance(images, str | bytes) or not isinstance(images, Iterable):
         raise BadImagesError(
-            f"the images are a {type(images).__name__}: hand over a tensor (images, channels, "
-            "height, width) or an iterable of batches"
+            f"the images are a {type(images).__name__}: pass a tensor (images, channels, height, "
+            "width), a Dataset, or an iterable of batches"
         )
-    return images
+    return iter(images)
+
+
+def _positional_inputs(model: nn.Module) -> int:
+    """Return how many positional inputs the network requires, at least one."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(1, sum(p.kind in kinds and p.default is p.empty for p in parameters))
 
 
 def _holds_images(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def _arguments(batch: Any) -> dict[str, Any]:
-    """Return the network's arguments in `batch`; labels behind the images are left out."""
+def _to_inputs(batch: Any, needed: int, *, keep_tuple: bool) -> dict[str, Any]:
+    """Return the inputs in `batch` by name.
+
+    Of a sequence, as many elements as the network requires are passed by position; labels behind
+    them are left out. What `batch_to_inputs` returns is passed on completely.
+    """
     if isinstance(batch, Mapping):
         return {str(name): value for name, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch):
+        count = len(batch) if keep_tuple else min(needed, len(batch))
+        if count > 1:
+            return {str(k): _tensor(value) for k, value in enumerate(batch[:count])}
         batch = batch[0]
-    return {"": _tensor(batch)}
+    return {_SINGLE: _tensor(batch)}
 
 
 def _tensor(value: Any) -> Tensor:
@@ -124,30 +298,18 @@ def _tensor(value: Any) -> Tensor:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadImagesError(
-            f"a batch is a {type(value).__name__}: hand over tensors, or (images, labels) pairs"
+            f"a batch is a {type(value).__name__}: pass tensors, or (images, labels) pairs"
         ) from error
     if tensor.dim() == 0:
-        raise BadImagesError("a batch is a single number: hand over tensors with images first")
+        raise BadImagesError("a batch is a single number: pass tensors with images first")
     return tensor
 
 
-def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
-    if not all(_holds_images(tensor) for tensor in tensors):
-        raise BadImagesError("a batch holds no images: hand over tensors with images first")
-    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
-    if len(shapes) > 1:
-        raise BadImagesError(
-            f"the images have shapes {sorted(shapes)}: resize or crop them to one shape (a pair "
-            "of images and labels is one batch: hand over [(images, labels)])"
-        )
-    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
-
-
-def _check(tensor: Tensor) -> None:
+def _check_values(tensor: Tensor, done: int) -> None:
     if not tensor.is_floating_point():
         if tensor.dtype in (torch.uint8, torch.int8) and tensor.dim() > 2:
             raise BadImagesError(
-                f"the images are {tensor.dtype}: convert them to float and normalise them as in "
+                f"the images are {tensor.dtype}: convert them to float and normalize them as in "
                 "the network's training"
             )
         return
@@ -155,17 +317,6 @@ def _check(tensor: Tensor) -> None:
     bad = (~torch.isfinite(flat).all(1)).nonzero()[:, 0]
     if len(bad):
         raise BadImagesError(
-            f"{len(bad)} of {len(tensor)} images hold NaN or infinity, the first is number "
-            f"{int(bad[0])}: remove them"
-        )
-
-
-def _check_variety(tensors: Sequence[Tensor]) -> None:
-    """Refuse images that are all the same; one input of several, a mask, may be constant."""
-    if not tensors or len(tensors[0]) == 1:
-        return
-    if all(bool((tensor == tensor[:1]).all()) for tensor in tensors):
-        raise BadImagesError(
-            f"all {len(tensors[0])} images are the same: hand over different ones, as the network "
-            "will see them in use"
+            f"{len(bad)} of {len(tensor)} images contain NaN or infinity, the first is number "
+            f"{done + int(bad[0])}: remove them"
         )

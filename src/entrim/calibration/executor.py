@@ -106,13 +106,6 @@ class Execution:
     """Names of the tensors that differ from those of the base."""
     changed_nodes: set[int] = field(default_factory=set)
     """Places whose values differ from those of the base."""
-    inputs: list[Mapping[str, Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.inputs = [
-            _bind_tensor(program, batch)
-            for program, batch in zip(self.programs, self.batches, strict=True)
-        ]
 
     @property
     def program(self) -> Program:
@@ -174,8 +167,9 @@ class Execution:
         if node.op == "placeholder":
             if node in program.names or not node.users:  # flags are written into the program
                 return _NOT_KEPT
-            known = self.inputs[batch]
-            return known[node.name] if node.name in known else program.constants[node.name]
+            if node.name in program.constants:
+                return program.constants[node.name]
+            return _bind_inputs(program, self.batches[batch])[node.name]
         if node.op == "get_attr":
             return getattr(program.module, str(node.target))
         if node.op == "output":
@@ -188,7 +182,7 @@ class Execution:
 _NOT_KEPT = object()
 
 
-def _bind_tensor(program: Program, batch: ExampleInputs) -> dict[str, Any]:
+def _bind_inputs(program: Program, batch: ExampleInputs) -> dict[str, Any]:
     """Return the network's inputs by the name of their placeholder."""
     args, kwargs = arguments(batch)
     leaves = pytree.tree_leaves((args, reorder_kwargs(kwargs, program.in_spec)))

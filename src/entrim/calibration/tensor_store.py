@@ -1,5 +1,6 @@
-"""Where tensors wait: in memory up to a limit, beyond it in a scratch folder on disk."""
+"""Tensor store: tensors in memory up to a limit, beyond it in a scratch folder on disk."""
 
+import math
 import tempfile
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -10,19 +11,87 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from entrim.errors import ScratchError
+
+_MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
+_MOUNTS = Path("/proc/self/mounts")
+
+
+@dataclass(slots=True)
+class Scratch:
+    """The disk space that all tensor stores of a run share.
+
+    A folder is created inside `parent` (by default the temp folder) when the first tensor needs
+    it. A parent that is a file system in memory is refused: it would not save any memory.
+    """
+
+    parent: Path | None = None
+    limit: int | float = math.inf
+    used: int = 0
+    written: int = 0
+    folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def write(self, tensor: Tensor) -> "SpilledTensor":
+        """Write a tensor to disk."""
+        size = tensor_bytes(tensor)
+        if self.used + size > self.limit:
+            raise ScratchError(
+                f"tensors on disk would exceed scratch_limit={self.limit:,} bytes: raise it in "
+                "Calibration(...), or pass fewer or smaller images"
+            )
+        file = self._new_file()
+        try:
+            torch.save(tensor.detach().cpu().clone(), file)
+        except (OSError, RuntimeError) as error:
+            raise ScratchError(
+                f"a tensor cannot be written to {file.parent} ({error}): free some space, or pass "
+                "Calibration(scratch_dir=...)"
+            ) from error
+        self.used += size
+        return SpilledTensor(file, tensor.device, size)
+
+    def remove(self, spilled: "SpilledTensor") -> None:
+        """Remove a tensor from disk; the folder is removed with the last one."""
+        spilled.file.unlink(missing_ok=True)
+        self.used -= spilled.size
+        if self.used == 0:
+            self.close()
+
+    def _new_file(self) -> Path:
+        if self.folder is None:
+            parent = Path(tempfile.gettempdir()) if self.parent is None else self.parent
+            if is_memory_backed(parent):
+                raise ScratchError(
+                    f"{parent} is a file system in memory, so that writing there saves none: pass "
+                    "Calibration(scratch_dir=...) with a folder on disk, or raise memory_limit"
+                )
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+                self.folder = tempfile.TemporaryDirectory(prefix="entrim-", dir=parent)
+            except OSError as error:
+                raise ScratchError(
+                    f"no scratch folder can be created in {parent} ({error.strerror}): pass "
+                    "Calibration(scratch_dir=...)"
+                ) from error
+        self.written += 1
+        return Path(self.folder.name, f"{self.written}.pt")
+
+    def close(self) -> None:
+        """Remove the scratch folder."""
+        if self.folder is not None:
+            self.folder.cleanup()
+            self.folder = None
+        self.used = 0
+
 
 @dataclass(slots=True)
 class TensorStore:
-    """Keeps values under a key; a tensor that would exceed `limit` bytes is written to disk.
+    """Keeps values under a key; a tensor that would exceed `limit` bytes is written to disk."""
 
-    The scratch folder is made when the first tensor needs it, and goes when the `with` ends.
-    """
-
-    limit: int
+    limit: int | float
+    scratch: Scratch = field(default_factory=Scratch)
     held: int = 0
     values: dict[Hashable, Any] = field(default_factory=dict)
-    folder: tempfile.TemporaryDirectory[str] | None = None
-    written: int = 0
 
     def __enter__(self) -> "TensorStore":
         return self
@@ -36,53 +105,61 @@ class TensorStore:
         self.close()
 
     def close(self) -> None:
-        """Forget all values and remove the scratch folder."""
-        self.values.clear()
-        self.held = 0
-        if self.folder is not None:
-            self.folder.cleanup()
-            self.folder = None
+        """Drop all values."""
+        for key in list(self.values):
+            self.drop(key)
 
     def put(self, key: Hashable, value: Any) -> None:
         """Keep `value`; anything but a tensor stays in memory and does not count."""
         self.drop(key)
         if isinstance(value, Tensor):
-            if self.held + _size(value) > self.limit:
-                value = self._write(value)
+            if self.held + tensor_bytes(value) > self.limit:
+                value = self.scratch.write(value)
             else:
-                self.held += _size(value)
+                self.held += tensor_bytes(value)
         self.values[key] = value
 
     def get(self, key: Hashable) -> Any:
-        """Return the value under `key`, read back from disk where it lies there."""
+        """Return the value under `key`; one on disk is mapped into memory."""
         value = self.values[key]
-        return value.read() if isinstance(value, _Spilled) else value
+        return value.read() if isinstance(value, SpilledTensor) else value
 
     def drop(self, key: Hashable) -> None:
-        """Forget the value under `key`, if any."""
+        """Drop the value under `key`, if any."""
         value = self.values.pop(key, None)
         if isinstance(value, Tensor):
-            self.held -= _size(value)
-        elif isinstance(value, _Spilled):
-            value.file.unlink()
-
-    def _write(self, tensor: Tensor) -> "_Spilled":
-        if self.folder is None:
-            self.folder = tempfile.TemporaryDirectory(prefix="entrim-")
-        file = Path(self.folder.name, f"{self.written}.pt")
-        self.written += 1
-        torch.save(tensor.detach().cpu().clone(), file)
-        return _Spilled(file, tensor.device)
+            self.held -= tensor_bytes(value)
+        elif isinstance(value, SpilledTensor):
+            self.scratch.remove(value)
 
 
 @dataclass(frozen=True, slots=True)
-class _Spilled:
+class SpilledTensor:
+    """A tensor on disk."""
+
     file: Path
     device: torch.device
+    size: int
 
     def read(self) -> Tensor:
+        """Return the tensor on its device, mapped into memory where that is the CPU."""
         return torch.load(self.file, mmap=True, weights_only=True).to(self.device)
 
 
-def _size(tensor: Tensor) -> int:
+def tensor_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the elements of a tensor."""
     return tensor.numel() * tensor.element_size()
+
+
+def is_memory_backed(folder: Path) -> bool:
+    """Whether a folder is on a file system in memory, as far as the system can tell."""
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return False
+    path, kinds = folder.resolve(), {}
+    for line in lines:
+        _, mount, kind, *_ = line.split(" ")
+        kinds[Path(mount.replace("\\040", " "))] = kind
+    nearest = [parent for parent in (path, *path.parents) if parent in kinds]
+    return bool(nearest) and kinds[nearest[0]] in _MEMORY_FILESYSTEMS

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from entrim.errors import BadSettingError
 
-Batch = Tensor | Mapping[str, Any]
+Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,10 @@ class Augmentation:
         flipped = torch.rand(count, generator=generator) < 0.5
         if isinstance(batch, Tensor):
             return self._shift(batch, share, flipped)
+        if isinstance(batch, tuple):
+            return tuple(
+                self._shift(value, share, flipped) if _is_image(value) else value for value in batch
+            )
         return {
             name: self._shift(value, share, flipped) if _is_image(value) else value
             for name, value in batch.items()
@@ -67,7 +71,9 @@ class Augmentation:
 
 
 def _values(batch: Batch) -> list[Any]:
-    return [batch] if isinstance(batch, Tensor) else list(batch.values())
+    if isinstance(batch, Tensor):
+        return [batch]
+    return list(batch.values() if isinstance(batch, Mapping) else batch)
 
 
 def _is_image(value: Any) -> bool:

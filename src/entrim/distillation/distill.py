@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from entrim.calibration.data import CalibrationData, Images, read_images
+from entrim.calibration.data import Images, read_images
 from entrim.callbacks import Callback, Progress
 from entrim.config import Distillation
 from entrim.distillation.augment import Augmentation
@@ -97,7 +97,7 @@ def distill(
         patience=distillation.patience,
         seed=distillation.seed,
     )
-    data = images.images if isinstance(images, Pruner) else _read(images, result.model)
+    data = images.images if isinstance(images, Pruner) else read_images(images, result.model)
     held = _holdout_size(data.count, distillation.holdout)
     task = distillation_task(
         _teacher(result, teacher),
@@ -117,11 +117,6 @@ def distill(
             report=progress.report,
         )
     return _result(result, trained, task.count, held, asdict(distillation))
-
-
-def _read(images: Images, model: nn.Module) -> CalibrationData:
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    return read_images(images, like.device, like.dtype)
 
 
 def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:

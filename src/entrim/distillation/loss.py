@@ -61,7 +61,8 @@ def distillation_task(
         count=len(rest),
         loss=loss,
         holdout=judge.loss,
-        identity=fingerprint([*images.arguments.values(), *values_of(still).values()])
+        identity=fingerprint(values_of(still).values())
+        + images.checksum()
         + f" {images.fixed} {held} {augment} {temperature}",
     )
 

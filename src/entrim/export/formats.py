@@ -126,7 +126,7 @@ def to_int8(
     """
     report = Progress.of(callbacks).report
     runtime()
-    x = _tensor(images, torch.device("cpu"), torch.float32)
+    x = _tensor(images, None)
     if len(x) < FEW:
         warnings.warn(
             f"int8 is calibrated on {len(x)} images only: hand over at least {FEW}",
@@ -160,18 +160,18 @@ def _compare(
 
 def _ready(model: nn.Module, images: Images) -> tuple[nn.Module, Tensor]:
     """Return a copy in eval mode, and the images as it reads them."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    return copy_without_hooks(model).eval(), _tensor(images, like.device, like.dtype)
+    return copy_without_hooks(model).eval(), _tensor(images, model)
 
 
-def _tensor(images: Images, device: torch.device, dtype: torch.dtype) -> Tensor:
-    held = read_images(images, device, dtype).arguments
-    if "" not in held:
+def _tensor(images: Images, model: nn.Module | None) -> Tensor:
+    data = read_images(images, model)
+    batch = data.batch(slice(None))
+    if not isinstance(batch, Tensor):
         raise ExportError(
-            f"the network takes the arguments {', '.join(held)}: only networks of one tensor are "
-            "exported here, for others call torch.onnx.export"
+            f"the network takes the inputs {', '.join(data.names)}: only networks of one tensor "
+            "are exported here, for others call torch.onnx.export"
         )
-    return held[""]
+    return batch
 
 
 def _program(still: nn.Module, x: Tensor, report: Report | None) -> ExportedProgram:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from entrim.calibration.data import CalibrationData, Images
+from entrim.calibration.data import Images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import EntropicPenalty
 from entrim.errors import BadSettingError, EntrimError, MissingExtraError, SearchError
@@ -277,10 +277,9 @@ class SearchResult:
     record: SearchRecord
     original: nn.Module
     """The network that was handed over, untouched."""
-    images: CalibrationData
     penalty: EntropicPenalty
-    options: Mapping[str, Any]
-    """Of the `Pruner` that the search used."""
+    pruner: Pruner
+    """Its statistics serve `sparsify`; close it when the result is no longer needed."""
 
     @property
     def front(self) -> tuple[Trial, ...]:
@@ -341,9 +340,8 @@ class SearchResult:
         -------
         SparsifyResult
         """
-        images = self.images.batch(slice(None))
-        with Pruner(self.original, images, callbacks=callbacks, **self.options) as pruner:
-            small = pruner.prune(replace(self.penalty, per_group=dict(trial.eps)))
+        with self.pruner.progress.reporting_to(callbacks):
+            small = self.pruner.prune(replace(self.penalty, per_group=dict(trial.eps)))
         if trial.score is None:
             return small
         score = Score(name=name, before=self.record.intact, after=trial.score, on=on)
@@ -466,9 +464,10 @@ def search(
         with progress.stage("search"):
             intact = runner.run()
         tried = runner.known_trials()
-    finally:
+    except BaseException:
         if pruner is not model:
             pruner.close()
+        raise
     record = SearchRecord(
         model=type(pruner.model).__name__,
         images=pruner.images.count,
@@ -480,13 +479,7 @@ def search(
         trials=tuple(tried),
         seconds=dict(pruner.progress.seconds),
     )
-    return SearchResult(
-        record=record,
-        original=pruner.model,
-        images=pruner.images,
-        penalty=penalty,
-        options=pruner.options,
-    )
+    return SearchResult(record=record, original=pruner.model, penalty=penalty, pruner=pruner)
 
 
 def _pruner(
@@ -555,7 +548,7 @@ def _fingerprint(
     space = (dict(parts), config.eps_w, config.eps_l2, config.cost, sorted(settings.items()))
     return {
         "network": _digest(class_name_of(pruner.model), dict(name_tensors(pruner.model))),
-        "images": _digest(repr(dict(pruner.images.fixed)), pruner.images.arguments),
+        "images": f"{_digest(repr(dict(pruner.images.fixed)), {})} {pruner.images.checksum()}",
         "settings": _digest(repr(space), {}),
     }
 

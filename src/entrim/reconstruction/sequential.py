@@ -19,7 +19,6 @@ from entrim.calibration.collect import ChannelStats, LayerStatistics, Pass, batc
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.calibration.executor import Execution
 from entrim.calibration.patch_gram import PatchGram
-from entrim.calibration.tensor_store import TensorStore
 from entrim.config import Reconstruction
 from entrim.entropic.moments import Moments
 from entrim.graph.channel_graph import ChannelGraph
@@ -157,7 +156,7 @@ def reconstruct_sequentially(
     have different targets.
     """
     calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
-    with torch.no_grad(), TensorStore(task.memory_limit) as shelf:
+    with torch.no_grad(), task.new_store() as shelf:
         old = Execution(task.programs, task.batches, dict(task.tensors), shelf, "old")
         changed = {name for name in start if start[name] is not task.tensors[name]}
         new = Execution(

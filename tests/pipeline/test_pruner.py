@@ -1,7 +1,7 @@
 """Pruner: several targets on one collection, and the extension points of the pipeline."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,8 +130,8 @@ class TestReusedWork:
 
             monkeypatch.setattr(place, name, noting)
 
-        def note_execution(execution: Execution) -> None:
-            found.executions.append(len(execution.batches))
+        def note_execution(_: Execution, __: object, batches: Sequence[Any], *___: object) -> None:
+            found.executions.append(len(batches))
 
         def note_operation(execution: Execution, _: int) -> None:
             found.operations += len(execution.batches)
@@ -139,7 +139,7 @@ class TestReusedWork:
         def count(name: str) -> Callable[..., None]:
             return lambda *_: found.calls.update([name])
 
-        wrap(Execution, "__post_init__", note_execution)
+        wrap(Execution, "__init__", note_execution)
         wrap(Execution, "run", note_operation)
         wrap(elimination, "elimination_order", count("ranking"))
         wrap(collect.PatchGram, "add", count("collection"))

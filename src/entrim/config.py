@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -321,9 +321,9 @@ class Calibration:
     sensitivity : Sensitivity, optional
         Replaces the measure of how much a cut changes the outputs. By default the KL divergence
         for the logits of a classifier, otherwise the squared error relative to the variance.
-    n_positions : int, optional
-        Random output positions per image that enter the statistics; all of them by default. Saves
-        time for large images.
+    n_positions : int, "auto" or None, default "auto"
+        Random output positions per image that enter the statistics and the reconstruction. "auto"
+        draws as many as give every layer 20 rows per column; None uses all positions.
     n_bootstrap : int, default 0
         Repeat the selection on this many bootstrap samples of the images, and record how stable
         the kept channels are.
@@ -339,7 +339,7 @@ class Calibration:
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
     sensitivity: Sensitivity | None = None
-    n_positions: int | None = None
+    n_positions: int | Literal["auto"] | None = "auto"
     n_bootstrap: int = 0
     memory_limit: int = MEMORY_LIMIT
     scratch_limit: int = SCRATCH_LIMIT
@@ -348,7 +348,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("batch_size", "memory_limit", "scratch_limit"):
             _check_count(name, getattr(self, name))
-        if self.n_positions is not None:
+        if self.n_positions is not None and self.n_positions != "auto":
             _check_count("n_positions", self.n_positions)
         if not isinstance(self.n_bootstrap, int) or self.n_bootstrap < 0:
             raise BadSettingError(f"n_bootstrap must be 0 or positive, got {self.n_bootstrap!r}")

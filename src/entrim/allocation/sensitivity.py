@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from entrim.calibration.collect import Pass, gram_of
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
-from entrim.calibration.executor import Execution
+from entrim.calibration.executor import Execution, advance
 from entrim.calibration.tensor_store import TensorStore
 from entrim.config import Sensitivity
 from entrim.errors import BadSettingError
@@ -139,14 +139,15 @@ class SensitivityAnalyzer:
         groups = self._by_place(trials)
         with torch.no_grad(), self.task.new_store() as shelf:
             stream = Execution(self.task.programs, self.task.batches, start, shelf, "held")
-            for place in range(len(stream.program.nodes)):
-                for group in groups.get(place, ()):
+            start_place = 0
+            for place in sorted(groups):
+                advance([stream], start_place, place)
+                start_place = place
+                for group in groups[place]:
                     yield (
                         group.name,
                         [self._change(stream, place, group, k, held) for k in trials[group.name]],
                     )
-                stream.run(place)
-                stream.free(place)
 
     def change(self, tensors: Mapping[str, Tensor]) -> OutputChange:
         """Return how far the outputs are with these tensors in place of the original ones."""
@@ -217,11 +218,10 @@ class SensitivityAnalyzer:
             base=held,
             changed_nodes=set(range(place, last)),
         )
-        for later in range(place, last - 1):
-            new.run(later)
-            new.free(later)
+        advance([new], place, last - 1)
         outputs = [new.outputs(batch) for batch in range(len(new.batches))]
-        new.free(last - 1)
+        for batch in range(len(new.batches)):
+            new.free(last - 1, batch)
         return self._compare(outputs)
 
     def _refit(
@@ -242,11 +242,10 @@ class SensitivityAnalyzer:
             parts = []
             for program, batch in zip(self.task.programs, self.task.batches, strict=True):
                 stream = Execution([program], [batch], tensors, shelf)
-                for place in range(len(program.nodes) - 1):
-                    stream.run(place)
-                    stream.free(place)
+                last = len(program.nodes) - 1
+                advance([stream], 0, last)
                 parts.append(stream.outputs(0))
-                stream.free(len(program.nodes) - 1)
+                stream.free(last, 0)
         return parts
 
 

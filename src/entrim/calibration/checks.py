@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from entrim.calibration.collect import ChannelStats, Pass, batchnorm_of, in_double
-from entrim.calibration.executor import Execution
+from entrim.calibration.executor import Execution, advance
 from entrim.errors import BadImagesError
 
 MAX_SHIFT, MAX_RATIO = 1.0, 3.0
@@ -63,6 +63,5 @@ def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
                         norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
                     )
                 )
-            stream.run(place)
-            stream.free(place)
+            advance([stream], place, place + 1)
     return found

@@ -1,21 +1,28 @@
 """From images to moments: one pass of the original network, every site's second moments summed."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
-from entrim.calibration.executor import Execution, Program, programs
-from entrim.calibration.patch_gram import PatchGram
+from entrim.calibration.executor import Execution, Program, advance, programs
+from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.entropic.moments import Moments
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.graph.eager import ExampleInputs
+from entrim.graph.eager import ExampleInputs, samples
 from entrim.graph.tracer import arguments_of
+
+ROWS_PER_COLUMN = 20
+"""Rows that the automatic number of positions provides for each column of a layer."""
+_SHIFTS_PAY = 3
+"""Where more than a third of the positions of a kernel are needed, all of them cost less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +43,37 @@ class Pass:
     memory_limit: int
     scratch: Scratch = field(default_factory=Scratch)
     """Where tensors beyond the memory limit are written."""
-    n_positions: int | None = None
+    n_positions: int | Literal["auto"] | None = None
     """Output positions drawn for each image; None for all."""
     seed: int | None = None
     """Of whatever is drawn."""
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+        return sum(samples(batch) for batch in self.batches)
+
+    def sample_positions(
+        self, reader: BoundConsumer, x: Tensor, columns: int, generator: torch.Generator
+    ) -> Int[Tensor, "N P"] | None:
+        """Return the output positions of each image to use, drawn anew for every batch.
+
+        None stands for all. The automatic number provides `ROWS_PER_COLUMN` rows for each of
+        the `columns` of the layer.
+        """
+        if self.n_positions is None:
+            return None
+        geometry = reader.geometry
+        sizes = tuple(x.shape[2:]) if geometry.kernel else (math.prod(x.shape[1:-1]),)
+        count = geometry.outputs(sizes)
+        if self.n_positions == "auto":
+            drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
+            if drawn * (_SHIFTS_PAY if geometry.block > 1 else 1) >= count:
+                return None
+        else:
+            drawn = min(self.n_positions, count)
+        order = torch.rand(len(x), count, generator=generator)
+        return order.topk(drawn, 1).indices.to(_sums_device(x.device))
 
     def drawing(self, name: str) -> torch.Generator:
         """Return a generator for the draws called `name`: others do not disturb them."""
@@ -77,7 +111,7 @@ class LayerStatistics:
         *,
         memory_limit: int,
         scratch: Scratch,
-        n_positions: int | None = None,
+        n_positions: int | Literal["auto"] | None = None,
         seed: int | None = None,
     ) -> "LayerStatistics":
         """Return the statistics of a network on some images, nothing collected yet."""
@@ -184,7 +218,7 @@ def capture(
         draws = {reader.spec.layer: task.drawing(reader.spec.layer) for reader in some}
         with torch.no_grad(), task.new_store() as shelf:
             for done, stream in enumerate(task.streams(shelf), number * batches + 1):
-                _watch(stream, some, sums, task.n_positions, draws)
+                _watch(task, stream, some, sums, draws)
                 on_batch(done, len(runs) * batches)
         for reader in some:
             total = sums.pop(reader.spec.layer)
@@ -340,10 +374,10 @@ def _moments(
 
 
 def _watch(
+    task: Pass,
     stream: Execution,
     readers: Sequence[BoundConsumer],
     sums: Mapping[str, PatchGram],
-    n_positions: int | None,
     draws: Mapping[str, torch.Generator],
 ) -> None:
     calls = {
@@ -356,22 +390,14 @@ def _watch(
         if place in calls:
             reader, source = calls[place]
             layer, x = reader.spec.layer, reader.merge_batch(stream.at(source, 0))
-            sums[layer].add(in_double(x), _sample_positions(reader, x, n_positions, draws[layer]))
-        stream.run(place)
-        stream.free(place)
+            sampled = task.sample_positions(reader, x, reader.columns, draws[layer])
+            if sampled is None:
+                sums[layer].add(in_double(x))
+            else:
+                sums[layer].add_rows(in_double(patches(x, reader.geometry, sampled)))
+        advance([stream], place, place + 1)
     for place in range(last + 1):
         stream.shelf.drop((stream.label, place, 0))
-
-
-def _sample_positions(
-    reader: BoundConsumer, x: Tensor, n_positions: int | None, generator: torch.Generator
-) -> Int[Tensor, "N P"] | None:
-    """Return the output positions to look at in each image, drawn anew for every batch."""
-    if n_positions is None or not reader.geometry.kernel:
-        return None
-    count = reader.geometry.outputs(tuple(x.shape[2:]))
-    drawn = torch.rand(len(x), count, generator=generator)
-    return drawn.topk(min(n_positions, count), 1).indices.to(_sums_device(x.device))
 
 
 def _device(task: Pass) -> torch.device:

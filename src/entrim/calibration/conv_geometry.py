@@ -63,6 +63,11 @@ class Geometry:
         return math.prod(self.kernel)
 
     @property
+    def may_pad(self) -> bool:
+        """Whether a weight may meet a zero of the padding instead of an input."""
+        return self.transposed or any(map(any, self.padding))
+
+    @property
     def axes(self) -> tuple[Axis, ...]:
         """The spatial axes; a Linear walks over the rows of an image like a kernel of 1."""
         if not self.kernel:

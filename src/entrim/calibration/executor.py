@@ -112,16 +112,15 @@ class Execution:
         """The program of the first batch; those of the others differ in sizes only."""
         return self.programs[0]
 
-    def run(self, place: int) -> None:
-        """Run the operation at `place` on every batch and keep what comes out."""
+    def run(self, place: int, batch: int) -> None:
+        """Run the operation at `place` on one batch and keep its value."""
         if self.base is not None:
             if place not in self.changed_nodes and not self.differs(place):
                 return
             self.changed_nodes.add(place)
-        for batch in range(len(self.batches)):
-            value = self.compute(place, batch)
-            if value is not _NOT_KEPT:
-                self.shelf.put((self.label, place, batch), value)
+        value = self.compute(place, batch)
+        if value is not _NOT_KEPT:
+            self.shelf.put((self.label, place, batch), value)
 
     def differs(self, place: int) -> bool:
         """Whether the operation at `place` reads anything that differs from the base."""
@@ -131,11 +130,10 @@ class Execution:
             for node in program.nodes[place].all_input_nodes
         )
 
-    def free(self, place: int) -> None:
-        """Let go of the values that nothing reads after the operation at `place`."""
+    def free(self, place: int, batch: int) -> None:
+        """Drop the values of one batch that nothing reads after the operation at `place`."""
         for dead in self.program.last_use[place]:
-            for batch in range(len(self.batches)):
-                self.shelf.drop((self.label, dead, batch))
+            self.shelf.drop((self.label, dead, batch))
 
     def value(self, node: fx.Node, batch: int) -> Any:
         """Return the value of `node`, a node of the program of `batch`."""
@@ -180,6 +178,19 @@ class Execution:
 
 
 _NOT_KEPT = object()
+
+
+def advance(executions: Sequence[Execution], start: int, stop: int) -> None:
+    """Run the operations from `start` up to `stop` in executions of the same batches.
+
+    One batch after the other: only values that are read after `stop` are kept for all of them.
+    """
+    for batch in range(len(executions[0].batches)):
+        for place in range(start, stop):
+            for execution in executions:
+                execution.run(place, batch)
+            for execution in executions:
+                execution.free(place, batch)
 
 
 def _bind_inputs(program: Program, batch: ExampleInputs) -> dict[str, Any]:

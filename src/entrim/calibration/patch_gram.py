@@ -15,6 +15,8 @@ from entrim.errors import BadRowsError
 _CHUNK_BYTES = 32 * 2**20
 _ROWS = 2**16
 """So many rows at most are multiplied at once: longer float32 sums lose digits."""
+_BLOCK = 1024
+"""Columns of a product: blocks below the diagonal follow from those above it."""
 _FEW = 16
 """With fewer channels a group the products by shift are too small to pay."""
 
@@ -31,10 +33,12 @@ def patches(
     maps = _as_maps(x, geometry)
     index = sources(geometry, tuple(maps.shape[2:])).to(x.device)
     index = index.expand(len(maps), -1, -1) if sampled is None else index[sampled]
-    padded = F.pad(maps.flatten(2), (0, 1))
     _, P, q = index.shape
-    flat = (index % padded.shape[2]).flatten(1)[:, None].expand(-1, maps.shape[1], -1)
-    read = padded.gather(2, flat).unflatten(2, (P, q)).unflatten(1, (geometry.groups, -1))
+    flat = index.flatten(1)[:, None]
+    read = maps.flatten(2).gather(2, flat.clamp_min(0).expand(-1, maps.shape[1], -1))
+    if geometry.may_pad:
+        read = read.masked_fill_(flat < 0, 0)
+    read = read.unflatten(2, (P, q)).unflatten(1, (geometry.groups, -1))
     return read.permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2)
 
 
@@ -63,6 +67,8 @@ class PatchGram:
         self._gram: Tensor | None = None
         self._lent = False
         self._open: _Products | None = None
+        self._upper = False
+        """Whether the blocks below the diagonal are outdated."""
 
     @property
     def gram_sum(self) -> Float[Tensor, "groups n1 n1"]:
@@ -72,6 +78,11 @@ class PatchGram:
         own memory for a kernel of 1, less for larger ones.
         """
         gram = self._mine()
+        if self._upper:
+            for start in range(_BLOCK, gram.shape[-1], _BLOCK):
+                stop = start + _BLOCK
+                gram[:, start:stop, :start] = gram[:, :start, start:stop].mT
+            self._upper = False
         if self._open is not None:
             self._open.add_to(gram)
             self._open = None
@@ -98,15 +109,22 @@ class PatchGram:
     def _add_rows(self, x: Tensor, sampled: Int[Tensor, "N P"] | None) -> None:
         sizes = tuple(_as_maps(x, self.geometry).shape[2:])
         rows = self.geometry.outputs(sizes) if sampled is None else sampled.shape[1]
-        gram = self._mine()
         images = _images_at_once(rows, self.channels * self.geometry.block)
         batches = x.split(images)
         chosen = [None] * len(batches) if sampled is None else sampled.split(images)
         for batch, some in zip(batches, chosen, strict=True):
-            z = F.pad(patches(batch, self.geometry, some), (1, 0), value=1.0)
-            for part in z.split(_ROWS, 1):
-                gram += (part.mT @ part).to(self._device)
-        self.count += len(x) * rows
+            self.add_rows(patches(batch, self.geometry, some))
+
+    def add_rows(self, rows: Float[Tensor, "groups rows n"]) -> None:
+        """Add patches, as `patches` returns them."""
+        gram = self._mine()
+        z = F.pad(rows, (1, 0), value=1.0)
+        for part in z.split(_ROWS, 1):
+            for start in range(0, gram.shape[-1], _BLOCK):
+                block = part[:, :, start : start + _BLOCK].mT @ part[:, :, start:]
+                gram[:, start : start + _BLOCK, start:] += block.to(self._device)
+        self._upper = gram.shape[-1] > _BLOCK
+        self.count += rows.shape[1]
 
     def _add_maps(self, maps: Float[Tensor, "N D *spatial"]) -> None:
         sizes = tuple(maps.shape[2:])

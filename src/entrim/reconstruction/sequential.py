@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, fx
 from torch.nn import functional
 
 from entrim.calibration.collect import ChannelStats, LayerStatistics, Pass, batchnorm_of, in_double
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
-from entrim.calibration.executor import Execution
-from entrim.calibration.patch_gram import PatchGram
+from entrim.calibration.executor import Execution, advance
+from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.config import Reconstruction
 from entrim.entropic.moments import Moments
 from entrim.graph.channel_graph import ChannelGraph
@@ -162,26 +163,30 @@ def reconstruct_sequentially(
         new = Execution(
             task.programs, task.batches, dict(start), shelf, "new", base=old, changed=changed
         )
-        for place, node in enumerate(old.program.nodes):
-            old.run(place)
+        norms = [p for p, node in enumerate(old.program.nodes) if batchnorm_of(old.program, node)]
+        stops = sorted({*calls, *(norms if reestimate else ())})
+        place = 0
+        for stop in [*stops, len(old.program.nodes)]:
+            advance([old, new], place, stop)
+            place = stop
             if place in calls:
                 residual = residual_correction(old, new, place) if correct_residual else None
                 if new.differs(place) or residual is not None:
                     reader = calls[place]
-                    work = partial(_refit, old, new, place, reader, kept_indices, ridge, residual)
+                    work = partial(
+                        _refit, task, old, new, place, reader, kept_indices, ridge, residual
+                    )
                     update = cached(reader.spec.layer, work)
                     update.apply(new.tensors)
                     new.changed.update(modified_tensors(reader))
                     on_layer(update.fit)
-            if reestimate:
-                _reestimate(new, place, node)
-            new.run(place)
-            old.free(place)
-            new.free(place)
+            if place in norms and reestimate:
+                _reestimate(new, place, old.program.nodes[place])
         return new.tensors
 
 
 def _refit(
+    task: Pass,
     old: Execution,
     new: Execution,
     place: int,
@@ -195,18 +200,27 @@ def _refit(
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
     sums, target_stats = ResidualMoments.of(reader, weight, len(inputs)), ChannelStats()
+    columns = sums.cross.shape[-1]
+    generator = task.drawing(f"reconstruction of {reader.spec.layer}")
     for batch in range(len(old.batches)):
-        target = old.at(place, batch)
-        if correction is not None:
-            target = target + correction(batch)
-        residual = target - new.compute(place, batch)
         x = reader.merge_batch(new.at(reader.inputs[0], batch))
+        drift = None if correction is None else reader.merge_batch(correction(batch))
         stay = outputs.to(x.device)
-        sums.add(
-            x.index_select(axis, inputs.to(x.device)),
-            reader.merge_batch(residual).index_select(axis, stay),
-        )
-        target_stats.add(reader.merge_batch(target).index_select(axis, stay), axis)
+        sampled = task.sample_positions(reader, x, columns, generator)
+        if sampled is None:
+            target = reader.merge_batch(old.compute(place, batch))
+            target = target if drift is None else target + drift
+            residual = target - reader.merge_batch(new.compute(place, batch))
+            sums.add(x.index_select(axis, inputs.to(x.device)), residual.index_select(axis, stay))
+            target_stats.add(target.index_select(axis, stay), axis)
+        else:
+            target = layer_rows(reader, old, batch, sampled)
+            if drift is not None:
+                target = target + rows_at(drift, reader, sampled)
+            residual = target - layer_rows(reader, new, batch, sampled)
+            rows = patches(x.index_select(axis, inputs.to(x.device)), reader.geometry, sampled)
+            sums.add_rows(rows, residual.index_select(1, stay))
+            target_stats.add(target.index_select(1, stay))
     parts = [solve_layer(reader, moments, ridge) for moments in sums.moments()]
     apply_update(reader, parts, kept_indices, new.tensors)
     fit = as_fit(reader, parts, sums.gram.count, float(target_stats.variance.sum()))
@@ -252,6 +266,17 @@ class ResidualMoments:
         self.offset += short.sum(1).view_as(self.offset)
         self.power += short.square().sum(1).view_as(self.power)
 
+    def add_rows(
+        self, rows: Float[Tensor, "groups rows n"], residual: Float[Tensor, "rows M"]
+    ) -> None:
+        """Add patches of the inputs, and the residual at the same positions."""
+        double = in_double(rows)
+        self.gram.add_rows(double)
+        short = in_double(residual).T.unflatten(0, (len(rows), -1))
+        self.cross += short @ double
+        self.offset += short.sum(2)
+        self.power += short.square().sum(2)
+
     def moments(self) -> list[Moments]:
         """Return the moments of the lack, one for each matrix of the layer."""
         return [
@@ -265,6 +290,25 @@ class ResidualMoments:
                 self.gram.gram_sum, self.cross, self.offset, self.power, strict=True
             )
         ]
+
+
+def layer_rows(
+    reader: BoundConsumer, execution: Execution, batch: int, sampled: Int[Tensor, "N P"]
+) -> Float[Tensor, "rows M"]:
+    """Return the outputs of a layer at some positions, with the weights of an execution."""
+    x = reader.merge_batch(execution.at(reader.inputs[0], batch))
+    rows = patches(x, reader.geometry, sampled)
+    weight = reader.matrices(execution.tensors[reader.spec.weight]).to(rows)
+    found = (rows @ weight.mT).movedim(0, 1).flatten(1)
+    return found if reader.bias is None else found + execution.tensors[reader.bias]
+
+
+def rows_at(
+    values: Tensor, reader: BoundConsumer, sampled: Int[Tensor, "N P"]
+) -> Float[Tensor, "rows M"]:
+    """Return the values of a layer's outputs at some positions of every image."""
+    flat = values.flatten(2) if reader.geometry.kernel else values.flatten(1, -2).mT
+    return flat.gather(2, sampled[:, None].expand(-1, flat.shape[1], -1)).mT.flatten(0, 1)
 
 
 def _cross(x: Tensor, residual: Tensor, weight: Tensor, reader: BoundConsumer) -> Tensor:

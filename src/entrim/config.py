@@ -1,4 +1,4 @@
-"""Configuration values: what to prune to, and how. Each is checked when it is created."""
+"""Configuration values: targets and options. Each is validated when it is created."""
 
 import math
 import os
@@ -20,14 +20,14 @@ RIDGE = 1e-4
 BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
 ALTERNATIONS = 4000
-"""Ridge solves that the alternating solver may use."""
+"""Maximum number of ridge solves of the alternating solver."""
 
 
 @runtime_checkable
 class Cost(Protocol):
     """The cost of a network as a function of its widths: energy, a look-up table, another device.
 
-    Called with the width of every group. It must not increase when a group becomes narrower.
+    It is called with the width of every group and must not increase when a group becomes narrower.
     """
 
     def __call__(self, widths: Mapping[str, int], /) -> float:
@@ -37,7 +37,7 @@ class Cost(Protocol):
 
 @runtime_checkable
 class Sensitivity(Protocol):
-    """How far the outputs of a pruned network are from those of the original.
+    """The distance between the outputs of a pruned network and those of the original.
 
     Values are per image, so that they add up over batches: 0 for equal outputs, larger is worse.
     """
@@ -45,7 +45,7 @@ class Sensitivity(Protocol):
     def __call__(self, outputs: Any, reference: Any, /) -> Tensor:
         """Return one value per image, for the outputs of one batch.
 
-        Both arguments are one tensor, or a tuple where the network returns several.
+        Both arguments are a tensor, or a tuple of tensors if the network returns several.
         """
         ...
 
@@ -59,22 +59,28 @@ else:  # other types are refused here, with a remedy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Upper limits for the pruned network. Several at once must all hold.
+    """Upper limits for the pruned network. If several are given, all must hold.
 
     Parameters
     ----------
     params, macs, bytes : float or int, optional
-        Parameters, multiply-accumulates per image, and bytes of all parameters and buffers. A
-        float is a fraction of the original, an integer is absolute.
+        Number of parameters, multiply-accumulates per image, and bytes of all parameters and
+        buffers. A float is a fraction of the original; an integer is absolute.
     latency : float, optional
-        Seconds of one pass over the example inputs on this machine, the median of several runs.
+        Seconds of one forward pass on the example inputs on this machine, the median of several
+        runs.
     max_error : float, optional
-        ||y - y0||^2 / ||y0 - mean||^2 at the outputs, on calibration images. Alone, it makes the
-        network as small as it allows.
+        Maximum relative error ||y - y0||^2 / ||y0 - mean||^2 of the outputs on calibration images.
+        If it is the only limit, the network becomes as small as the error permits.
     costs : dict, optional
         Further costs, `{"energy": (cost, limit)}` with a `Cost` and its upper limit.
     round_to : int, default 1
-        Widths are multiples of this.
+        Widths are multiples of this number.
+
+    Raises
+    ------
+    BadSettingError
+        If no limit is given, or a limit is not positive.
 
     Examples
     --------
@@ -123,12 +129,12 @@ class Budget:
 
     @property
     def sizes(self) -> dict[str, float | int]:
-        """The sizes that are limited, as they were given."""
+        """The limited sizes, as fractions or absolute numbers."""
         given = {kind: getattr(self, kind) for kind in SIZES}
         return {kind: value for kind, value in given.items() if value is not None}
 
     def limits(self, full: Mapping[str, int]) -> dict[str, int | float]:
-        """Return all limits as absolute numbers, for an original of these sizes."""
+        """Return all limits as absolute numbers, for an original network of size `full`."""
         sizes = {
             kind: int(value * full[kind]) if isinstance(value, float) else value
             for kind, value in self.sizes.items()
@@ -143,11 +149,11 @@ class Widths:
     Parameters
     ----------
     widths : float, int or dict
-        A fraction of the channels (float) or their number (int), for every group or by pattern;
-        where several patterns match a group, the first one counts. Groups that no pattern matches
+        Fraction of the channels (float) or number of channels (int), for all groups or by pattern.
+        If several patterns match a group, the first one applies. Groups without a matching pattern
         keep all channels.
     round_to : int, default 1
-        Widths are rounded up to multiples of this.
+        Widths are rounded up to multiples of this number.
 
     Examples
     --------
@@ -183,7 +189,7 @@ class Widths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropicPenalty:
-    """The entropy penalty of the paper: it decides which channels matter, and how many.
+    """The entropy penalty of the paper, which determines both the kept channels and their number.
 
     Parameters
     ----------
@@ -192,19 +198,19 @@ class EntropicPenalty:
     eps_l2 : float, default 1e-4
         Strength of the ridge term.
     per_group : dict, optional
-        `{pattern: (eps_w, eps_l2)}` for some groups; where several patterns match, the first one
-        counts.
+        `{pattern: (eps_w, eps_l2)}` for individual groups. If several patterns match a group, the
+        first one applies.
     solver : {"mm", "alternating"}, default "mm"
-        The fast majorize-minimize method, or the alternation of the paper (slower, needs SciPy).
+        Fast majorize-minimize method, or the alternation of the paper (slower, requires SciPy).
     min_decrease : float, optional
-        Stop where a step decreases the objective by less than this.
+        Stop when a step decreases the objective by less than this value.
     coupling : {"joint", "max"}, default "joint"
-        Solve for all layers that consume a group at once, or for each alone and take the largest
-        importance.
+        "joint" solves for all consumers of a group together; "max" solves for each consumer
+        separately and uses the largest importance.
     single_consumer : bool, default False
         Prune only channels that one layer produces and one layer consumes, as in the paper.
     round_to : int, default 1
-        Widths are rounded up to multiples of this.
+        Widths are rounded up to multiples of this number.
     """
 
     eps_w: Number = -1e-4
@@ -235,11 +241,11 @@ class EntropicPenalty:
         _check_count("round_to", self.round_to)
 
     def solver_settings(self, eps_w: float, eps_l2: float) -> SolverSettings:
-        """Return the settings of a solve with these strengths."""
+        """Return the solver settings for these strengths."""
         if not _is_number(eps_w) or not _is_number(eps_l2):
             raise BadSettingError(
-                f"eps_w and eps_l2 must be numbers, got {eps_w!r} and {eps_l2!r}; for some groups "
-                "only, pass per_group={pattern: (eps_w, eps_l2)}"
+                f"eps_w and eps_l2 must be numbers, got {eps_w!r} and {eps_l2!r}; for individual "
+                "groups, pass per_group={pattern: (eps_w, eps_l2)}"
             )
         more = {"max_solves": ALTERNATIONS} if self.solver == "alternating" else {}
         return SolverSettings(
@@ -256,25 +262,25 @@ Target = Budget | Widths | EntropicPenalty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconstruction:
-    """How the weights of the kept channels are solved again.
+    """How the weights of the kept channels are refitted.
 
     Parameters
     ----------
     weights : {"least_squares", "solution"}, default "least_squares"
-        A least-squares fit on the kept channels, or the weights of the entropic solution itself.
+        Least-squares fit on the kept channels, or the weights of the entropic solution.
     order : {"sequential", "independent"}, optional
-        Fit the layers in order, each on the inputs that it will have in the pruned network
-        (default), or each on the original activations, which needs one pass less. Weights of the
-        entropic solution are always independent.
+        "sequential" (the default for least squares) refits the layers in order, each on its inputs
+        in the pruned network. "independent" refits each layer on the original activations, which
+        saves one pass. Weights of the entropic solution are always independent.
     ridge : float, default 1e-4
         Shrinks the fit toward the original weights, relative to the second moment of each column.
-        Increase it when there are few images.
+        Increase it if there are few images.
     residual_correction : bool, default True
-        Let a layer that is added to a skip connection compensate for the change on that path; in
-        sequential order only.
+        A layer whose output is added to a skip connection also compensates for the change on that
+        path. Applies to sequential order only.
     batchnorm : {"keep", "reestimate"}, default "keep"
-        Give every BatchNorm behind pruned layers the statistics of the calibration images. A
-        BatchNorm that is called several times keeps its own.
+        "reestimate" replaces the running statistics of every BatchNorm after pruned layers by those
+        of the calibration images. A BatchNorm that is called several times keeps its statistics.
     """
 
     weights: str = "least_squares"
@@ -292,18 +298,18 @@ class Reconstruction:
             raise BadSettingError(f"ridge must be 0 or positive, got {self.ridge!r}")
         if self.weights == "solution" and self.order == "sequential":
             raise BadSettingError(
-                'order="sequential" fits the layers again: pass weights="least_squares", or leave '
-                "the order out"
+                'order="sequential" refits the layers: pass weights="least_squares", or leave the '
+                "order out"
             )
 
     @property
     def refits(self) -> bool:
-        """Whether the weights are fitted again once the channels are selected."""
+        """Whether the weights are refitted after the selection."""
         return self.weights == "least_squares"
 
     @property
     def is_sequential(self) -> bool:
-        """Whether layers are fitted in order."""
+        """Whether layers are refitted in order."""
         return self.refits and self.order != "independent"
 
 
@@ -314,26 +320,26 @@ class Calibration:
     Parameters
     ----------
     batch_size : int, default 64
-        Images in one forward pass.
+        Number of images per forward pass.
     batch_to_inputs : callable, optional
         Converts one batch of a custom data loader to the inputs of the network: a tensor, or a
         dict of keyword arguments.
     sensitivity : Sensitivity, optional
-        Replaces the measure of how much a cut changes the outputs. By default the KL divergence
-        for the logits of a classifier, otherwise the squared error relative to the variance.
+        Replaces the measure of the change of the outputs. The default is the KL divergence for the
+        logits of a classifier, and the squared error relative to the variance otherwise.
     n_positions : int, "auto" or None, default "auto"
-        Random output positions per image that enter the statistics and the reconstruction. "auto"
-        draws as many as give every layer 20 rows per column; None uses all positions.
+        Number of random output positions per image used for the statistics and the reconstruction.
+        "auto" provides 60 rows per column of each layer; None uses all positions.
     n_bootstrap : int, default 0
-        Repeat the selection on this many bootstrap samples of the images, and record how stable
-        the kept channels are.
+        Number of bootstrap samples of the images on which the selection is repeated, to record the
+        stability of the kept channels.
     memory_limit : int, default 4 GiB
-        Bytes that images of a loader, statistics or activations may take; what exceeds it is
-        written to disk.
+        Maximum number of bytes in memory, each for images of a loader, statistics and activations.
+        Data beyond the limit is written to disk.
     scratch_limit : int, default 20 GiB
-        Bytes on disk.
-    scratch_dir : path, optional
-        A folder on disk for them; by default the temp folder, unless that is in memory.
+        Maximum number of bytes on disk.
+    scratch_dir : str or path, optional
+        Folder for data on disk; by default the temporary folder, unless that is in memory.
     """
 
     batch_size: int = BATCH_SIZE
@@ -355,7 +361,7 @@ class Calibration:
         for name in ("batch_to_inputs", "sensitivity"):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise BadSettingError(f"{name} must be a function, got a {type(value).__name__}")
+                raise BadSettingError(f"{name} must be callable, got {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,22 +371,26 @@ class Distillation:
     Parameters
     ----------
     epochs : int, default 10
+        Maximum number of epochs.
     learning_rate : float, default 1e-3
-        Decreases to 0 as a cosine.
+        Initial learning rate; it decreases to 0 by a cosine schedule.
     batch_size : int, default 64
+        Number of images per step.
     temperature : float, default 4.0
         Divides the logits of both networks; larger values give unlikely classes more weight.
     shift : float, default 1/16
-        Every image is shifted by up to this fraction of its height and width each time it is used.
-        With 0 the original runs once per image instead of once per image and epoch.
+        Maximum random shift of an image, as a fraction of its height and width. With 0 the original
+        network runs once per image instead of once per image and epoch.
     flip : bool, default False
-        Mirror half of the images. For photographs; not for digits, letters or traffic signs.
+        Mirror images with probability 1/2. Suitable for photographs, not for digits, letters or
+        traffic signs.
     holdout : float, default 0.1
         Fraction of the images on which the best epoch is selected.
-    patience : int, optional, default 5
-        Stop after this many epochs without a lower loss on the hold-out images; None never stops.
+    patience : int or None, default 5
+        Stop after this many epochs without a lower loss on the hold-out images; None disables early
+        stopping.
     seed : int, default 0
-        Of the order, the shifts and the hold-out images.
+        Seed of the order, the shifts and the hold-out images.
     """
 
     epochs: int = 10
@@ -413,15 +423,22 @@ class Distillation:
 def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> dict[str, Any]:
     """Return the options of `sparsify` for the method as published.
 
-    Every layer is solved alone, its weights are those of the entropic solution, and only channels
-    with one producer and one consumer are pruned.
+    Every layer is solved separately, its weights are those of the entropic solution, and only
+    channels with one producer and one consumer are pruned.
 
     Parameters
     ----------
-    eps_w, eps_l2 : float
-        Strengths of the entropy term and of the ridge term.
+    eps_w : float, default -1e-4
+        Strength of the entropy term.
+    eps_l2 : float, default 1e-4
+        Strength of the ridge term.
     **penalty
         Further parameters of `EntropicPenalty`, such as `solver="alternating"`.
+
+    Returns
+    -------
+    dict
+        Keyword arguments of `sparsify`: `budget` and `reconstruction`.
 
     Examples
     --------
@@ -438,7 +455,7 @@ def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> 
 
 
 def to_plain(value: Any) -> Any:
-    """Return a configuration value as JSON holds it; functions by their name."""
+    """Return a configuration value as JSON data; functions are represented by their name."""
     if is_dataclass(value) and not isinstance(value, type):
         entries = {item.name: to_plain(getattr(value, item.name)) for item in fields(value)}
         return {"type": type(value).__name__, **entries}
@@ -459,7 +476,7 @@ def list_patterns(patterns: Patterns) -> list[str]:
     """Return one or several patterns as a list."""
     found = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
-        raise BadSettingError(f"a pattern or a list of patterns is needed, got {patterns!r}")
+        raise BadSettingError(f"patterns must be a string or a list of strings, got {patterns!r}")
     return list(found)
 
 

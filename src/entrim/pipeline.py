@@ -96,16 +96,16 @@ from entrim.surgery.structure import values_of
 from entrim.surgery.trace import trace
 
 EXAMPLES = 4
-"""Images with which a network is traced, if no example inputs are given."""
+"""Number of images with which a network is traced if no example inputs are given."""
 REPEATS = 15
-"""Runs whose median is the latency of a point."""
+"""Number of runs whose median is the latency of a point."""
 TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
 """Dataclasses in checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The kept channels of every group that a target concerns, and the targets they satisfy."""
+    """The kept channels of every targeted group, and the targets that they satisfy."""
 
     channels: Mapping[str, ChannelSelection]
     targets: Mapping[str, GroupTarget]
@@ -114,9 +114,9 @@ class Selection:
 
 
 class Pruner:
-    """One network and one calibration set: statistics are collected once, for many targets.
+    """Prune one network to any number of targets; statistics are collected once.
 
-    A `Pruner` owns temporary files when statistics exceed the memory limit; use it as a context
+    A `Pruner` owns temporary files if statistics exceed the memory limit. Use it as a context
     manager, or call `close()`.
 
     Parameters
@@ -124,31 +124,31 @@ class Pruner:
     model : nn.Module
         The network; it is not modified.
     images : Tensor or iterable
-        A few hundred images like those that the network will see, normalized as in its training: a
-        tensor, a Dataset, a DataLoader or any iterable of batches. Batches are read once and kept,
-        in memory or on disk. Labels behind the inputs are ignored, and a dict is passed on as
-        keyword arguments.
+        A few hundred images from the distribution of the deployed network, normalized as in its
+        training: a tensor, a Dataset, a DataLoader or any iterable of batches. Batches are read
+        once and kept in memory or on disk. Labels are ignored, and a dict is passed to the network
+        as keyword arguments.
     selector : str or Selector, default "auto"
         Which channels to keep at a given width: "entropic", "greedy", "lasso", "magnitude",
         "random", "exhaustive", or a `Selector` such as `Scores`. "auto" is "greedy" (backward
         elimination) for a budget and "entropic" otherwise.
-    reconstruction : Reconstruction or None
-        How the kept weights are solved again; None keeps the original weights.
-    include, exclude : str or list of str
-        Patterns of groups to prune, and to leave alone. A pattern matches the name of a group or
-        of a layer that produces its channels, as `trace` lists them.
-    calibration : Calibration
+    reconstruction : Reconstruction or None, default Reconstruction()
+        How the weights of the kept channels are refitted; None keeps the original weights.
+    include, exclude : str or list of str, default "*" and ()
+        Patterns of groups to prune, and of groups to exclude. A pattern matches the name of a
+        group or of a layer that produces its channels, as listed by `trace`.
+    calibration : Calibration, default Calibration()
         How the images are used.
     example_inputs : Tensor, tuple or dict, optional
         Inputs with which the network is traced and verified; by default the first four images.
     callbacks : list of Callback, optional
-        Receive the progress.
-    checkpoint_dir : path, optional
-        A folder for finished units of work. A call that was interrupted or killed continues after
-        them when it is repeated with the same network, images and options, and computes the same
-        result. Removed when a `with` block or `sparsify` ends without an error.
+        Callbacks that receive progress events.
+    checkpoint_dir : str or path, optional
+        Folder for finished units of work. If an interrupted call is repeated with the same network,
+        images and options, it restores these units and computes the same result. The folder is
+        removed when a `with` block or `sparsify` ends without an error.
     seed : int, default 0
-        Of everything that is drawn at random.
+        Seed of all random numbers.
 
     Examples
     --------
@@ -231,12 +231,20 @@ class Pruner:
         Parameters
         ----------
         target : Budget, Widths or EntropicPenalty, optional
-            How small. Without one, the widths are those at the knee of the trade-off between cost
-            and divergence; `record.tradeoff` contains the curve.
+            The requested size. If omitted, the widths are selected at the knee of the trade-off
+            between cost and divergence; `record.tradeoff` contains the curve.
 
         Returns
         -------
         SparsifyResult
+            The pruned network, its plan and the record of the run.
+
+        Raises
+        ------
+        BadSettingError
+            If `target` does not fit the other options, or a pattern matches no group.
+        BudgetError
+            If even the narrowest network exceeds the budget.
         """
         self.resolver.check(target)
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
@@ -260,7 +268,7 @@ class Pruner:
 
     @cached_property
     def statistics(self) -> LayerStatistics:
-        """The consumers of all groups and their Gram matrices, collected when they are needed."""
+        """The consumers of all groups and their Gram matrices, collected on demand."""
         graph = self.graph
         with isolate_random_state(), self.progress.stage("trace"):
             found = self._statistics_on(self.images, self._run_seed)
@@ -303,7 +311,7 @@ class Pruner:
     # Targets and statistics
 
     def group_targets(self, target: Target | None) -> dict[str, GroupTarget]:
-        """Return what `target` requests of every included group; others keep all channels."""
+        """Return the target of every included group; excluded groups keep all channels."""
 
         def has_single_consumer(group: Group) -> bool:
             return self.statistics.has_single_consumer(group)
@@ -437,7 +445,7 @@ class Pruner:
         self.progress.step("allocate", type(self.model).__name__, total, total, point.reason)
 
     def _divergences(self) -> Iterable[tuple[str, list[float]]]:
-        """Yield the divergence of each ranked group at its measured widths, known ones first."""
+        """Yield the divergence of each ranked group at its measured widths, restored ones first."""
         rankings = self.rankings
         found = {name: self.checkpoints.get(_ranked_keys(name)[1]) for name in rankings}
         yield from ((name, values) for name, values in found.items() if values is not None)
@@ -460,8 +468,8 @@ class Pruner:
         found = list_channels(selector, selector.rank(self.group_statistics(group)))
         if sorted(found) != list(range(group.channels)):
             raise BadSettingError(
-                f"{name_of(selector)} ranked {group.name} with {len(found)} channels: return each "
-                f"of its {group.channels} channels once"
+                f"{name_of(selector)} ranked {len(found)} channels of {group.name}: return each of "
+                f"its {group.channels} channels once"
             )
         return found
 
@@ -531,7 +539,7 @@ class Pruner:
         )
 
     def _reconstruct(self, selection: Mapping[str, ChannelSelection]) -> Plan:
-        """Return the plan with new weights for all layers that change, and report every layer."""
+        """Return the plan with new weights for all changed layers, and report every layer."""
         kept = removed_from(self.graph, selection)
         indices, total = self.graph.kept_indices(kept), len(self.statistics.consumers)
         self.fits = []
@@ -614,7 +622,7 @@ class Pruner:
 
     @property
     def _run_seed(self) -> int | None:
-        """The seed of everything random; None where nothing is drawn."""
+        """The seed of all random numbers; None if none are drawn."""
         if not self.draws:
             return None
         generator = torch.Generator().manual_seed(self.seed)
@@ -630,15 +638,15 @@ class Pruner:
         """Explain why nothing was pruned; for a penalty, name one that prunes something."""
         if not selection.channels:
             reason = (
-                "nothing was pruned, because no group was left: widen include=, exclude= or the "
-                "widths, raise memory_limit, or allow several consumers (single_consumer=False)"
+                "nothing was pruned, because no group was selected: widen include=, exclude= or "
+                "the widths, raise memory_limit, or allow several consumers (single_consumer=False)"
             )
         elif isinstance(target, EntropicPenalty):
             reason = self._stronger_penalty(target, selection)
         elif isinstance(target, Budget):
             reason = "nothing was pruned: the original network is within the budget"
         elif target is None:
-            reason = "nothing was pruned: no cut is worth its divergence; pass a Budget"
+            reason = "nothing was pruned: no reduction is worth its divergence; pass a Budget"
         else:
             reason = "nothing was pruned: every group keeps the requested width"
         self.progress.warn(reason, NothingCutWarning)
@@ -661,7 +669,7 @@ class Pruner:
                         "nothing was pruned, because the penalty is too small for this network: "
                         f"try eps_w={eps_w:.0e}, eps_l2={eps_l2:.0e}, which prunes {group.name}"
                     )
-        return "nothing was pruned, whatever the penalty: pass Widths instead"
+        return "nothing was pruned at any tested penalty: pass Widths instead"
 
     def _detail(self, key: str, detail: str) -> str:
         """Return the detail of a step, and whether it was restored."""
@@ -733,7 +741,7 @@ class Pruner:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """What the results depend on besides the target, in short."""
+        """Digests of everything except the target on which the results depend."""
         forward = self.statistics.forward
         code = dict.fromkeys(program.module.code for program in forward.programs)
         network = (*code, *forward.tensors, str({t.device for t in forward.tensors.values()}))
@@ -776,12 +784,13 @@ def sparsify(
     images : Tensor or iterable
         A few hundred images without labels, normalized as in the network's training.
     budget : Budget, Widths or EntropicPenalty, optional
-        How small: limits, widths, or the penalty of the paper. Without one, the widths are those
-        at the knee of the trade-off between cost and divergence.
+        The requested size: limits, widths, or the penalty of the paper. If omitted, the widths are
+        selected at the knee of the trade-off between cost and divergence.
 
     Returns
     -------
     SparsifyResult
+        The pruned network, its plan and the record of the run.
 
     Examples
     --------
@@ -843,7 +852,7 @@ def _check_type(name: str, value: Any, expected_type: type) -> Any:
     if isinstance(value, expected_type) or (value is None and expected_type is Reconstruction):
         return value
     raise BadSettingError(
-        f"{name} is a {type(value).__name__}: pass entrim.{expected_type.__name__}(...)"
+        f"{name} must be an entrim.{expected_type.__name__}, got {type(value).__name__}"
     )
 
 

@@ -259,9 +259,9 @@ def test_an_empty_sum_is_zero():
 
 
 def test_inputs_that_do_not_fit_the_layer_are_refused():
-    with pytest.raises(BadRowsError, match="4 channels do not fall into 3 groups"):
+    with pytest.raises(BadRowsError, match="multiple of groups=3, got 4"):
         PatchGram(same(groups=3), 4, "cpu")
-    with pytest.raises(BadRowsError, match="3 channels for a layer of 4"):
+    with pytest.raises(BadRowsError, match="4 input channels, got inputs with 3"):
         PatchGram(same(), 4, "cpu").add(torch.zeros(1, 3, 5, 5))
     with pytest.raises(BadRowsError, match=r"\(images, channels, \*spatial\)"):
         patches(torch.zeros(3, 5, 5), same())

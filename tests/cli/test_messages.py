@@ -28,7 +28,7 @@ KINDS = "are different kinds of targets: pass either a budget (--params,"
         ),
         (
             ("--order", "sequential", "--reconstruction", "solution", "--width", "0.5"),
-            "--order sequential fits the layers again: pass --reconstruction least_squares, or "
+            "--order sequential refits the layers: pass --reconstruction least_squares, or "
             "leave --order out",
         ),
         (

@@ -1,8 +1,8 @@
 """Allocate channels to groups: given sensitivity curves and costs, the greedy path of widths.
 
 The sensitivity of a group at a width is measured with the other groups intact, and sensitivities
-are taken to add up. Widths decrease step by step, always where the least divergence saves the most
-cost: with convex curves this is the best allocation for every budget on the path.
+are assumed to be additive. In each step, the group with the smallest increase of divergence per
+saved cost becomes narrower: with convex curves this is optimal for every budget on the path.
 """
 
 import math
@@ -21,9 +21,9 @@ KNEE = 10.0
 """Trade-off weight: removing 1 % of the network may cost 0.1 % of the divergence of an
 uninformative network."""
 MAX_ERROR_POINTS = 8
-"""Further points that are evaluated where the first one misses `max_error`."""
+"""Number of further points that are evaluated if the first one exceeds `max_error`."""
 STEPS = 64
-"""Steps in which a group becomes narrower; the rest of a budget is filled by single channels."""
+"""Number of steps in which a group becomes narrower; slack is filled by single channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class SensitivityCurve:
     """The sensitivity of the outputs to the width of one group, as a convex function."""
 
     widths: tuple[int, ...]
-    """Rising, the full width last."""
+    """In ascending order; the last is the full width."""
     values: tuple[int | float, ...]
 
     @classmethod
     def of(cls, measured: Mapping[int, int | float]) -> "SensitivityCurve":
-        """Return the largest convex function below the measured points."""
+        """Return the lower convex hull of the measured points."""
         hull: list[tuple[int, float]] = []
         for point in sorted(measured.items()):
             while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
@@ -46,7 +46,7 @@ class SensitivityCurve:
         return cls(widths, values)
 
     def at(self, width: int) -> float:
-        """Return the sensitivity at `width`, linear between corners and below the first."""
+        """Return the sensitivity at `width` by linear inter- and extrapolation."""
         pairs = list(zip(self.widths, self.values, strict=True))
         for left, right in pairwise(pairs):
             if width <= right[0]:
@@ -75,7 +75,7 @@ class AllocationProblem:
     """The minimum width of groups that need more than one channel."""
     round_to: int = 1
     extra_costs: Mapping[str, Cost] = field(default_factory=dict)
-    """Costs of the user, by name."""
+    """User-defined costs, by name."""
 
     @cached_property
     def full_costs(self) -> dict[str, int | float]:
@@ -106,11 +106,11 @@ class AllocationProblem:
         return max(self.min_width(name), (width - step) // self.round_to * self.round_to)
 
     def wider(self, name: str, width: int) -> int:
-        """Return the next wider width, one channel or one multiple up."""
+        """Return the next larger multiple of `round_to`."""
         return min(self.full_widths[name], (width // self.round_to + 1) * self.round_to)
 
     def check_feasible(self, limits: Mapping[str, int | float]) -> None:
-        """Refuse limits that even the narrowest network exceeds."""
+        """Raise a BudgetError if even the narrowest network exceeds a limit."""
         lowest = self.costs_at({name: self.min_width(name) for name in self.full_widths})
         for kind in exceeded(lowest, limits):
             value = round(lowest[kind]) if kind in SIZES else lowest[kind]
@@ -121,7 +121,7 @@ class AllocationProblem:
     ) -> list[AllocationPoint]:
         """Return the points from the original to the first that satisfies all `limits`.
 
-        With `then`, the path continues to the narrowest network, to reduce those kinds of cost.
+        With `then`, the path continues to the narrowest network, reducing these kinds of cost.
         """
         self.check_feasible(limits)
         points = [self._point(dict(self.full_widths))]
@@ -160,7 +160,7 @@ class AllocationProblem:
         return self.curves[name].at(narrow) - self.curves[name].at(wide)
 
     def _cheapest(self, widths: Mapping[str, int], kinds: Sequence[str]) -> str | None:
-        """Return the group whose next step adds the least divergence for what it saves."""
+        """Return the group with the smallest increase of divergence per saved cost."""
         prices = {
             name: self._price(name, widths, kinds)
             for name in self.curves
@@ -187,14 +187,14 @@ class AllocationProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedPoint:
-    """The point of a path that is used, and why."""
+    """The selected point of a path, and the reason."""
 
     path: Sequence[AllocationPoint]
     """All points, from the original to the narrowest network."""
     at: AllocationPoint
     reason: str
     seconds: float | None = None
-    """The latency measured there, where it is limited."""
+    """Measured latency, if it is limited."""
 
 
 def select_point(
@@ -206,11 +206,11 @@ def select_point(
     latency_of: Callable[[AllocationPoint], float],
     error_of: Callable[[AllocationPoint], float],
 ) -> SelectedPoint:
-    """Return the first point within the budget, or the knee of the path without one.
+    """Return the first point within the budget; without a budget, the knee of the path.
 
-    Sizes and costs, as absolute `limits`, decide where the path may end; latency and error filter
-    the points behind.
-    `uninformative` is the divergence of outputs that do not depend on the image.
+    Sizes and costs, as absolute `limits`, determine the first feasible point; latency and error are
+    then evaluated at this and the following points. `uninformative` is the divergence of outputs
+    that do not depend on the image.
     """
     if budget is None:
         path = problem.greedy_path({}, then=BOTH)
@@ -259,7 +259,7 @@ def _first_fast(
     limit: float,
     latency_of: Callable[[AllocationPoint], float],
 ) -> tuple[int, float]:
-    """Return the first point from `first` on that is fast enough, by bisection, and its latency."""
+    """Return the first point from `first` on within `limit`, by bisection, and its latency."""
     last = latency_of(path[-1])
     if last > limit:
         raise BudgetError.latency(limit, last)
@@ -276,9 +276,9 @@ def _first_fast(
 def _first_accurate(
     points: Sequence[AllocationPoint], limit: float, error_of: Callable[[AllocationPoint], float]
 ) -> tuple[AllocationPoint, float]:
-    """Return the first of some points whose error is within `limit`.
+    """Return the first evaluated point whose error is within `limit`.
 
-    The error need not increase along a path, so that a few later points are evaluated too.
+    The error may decrease along a path, so a few later points are evaluated, too.
     """
     rest = points[1:]
     some = [points[0], *rest[:: max(1, -(-len(rest) // MAX_ERROR_POINTS))]]
@@ -294,7 +294,7 @@ def _first_accurate(
 def _last_accurate(
     path: Sequence[AllocationPoint], limit: float, error_of: Callable[[AllocationPoint], float]
 ) -> tuple[AllocationPoint, float]:
-    """Return the last point whose error is within `limit`, taken to increase along the path."""
+    """Return the last point whose error is within `limit`, assuming that it increases."""
     known = {0: 0.0}
 
     def fails(number: int) -> bool:
@@ -306,7 +306,7 @@ def _last_accurate(
 
 
 def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first number from `low` on for which it holds, else `high`."""
+    """Return the first number from `low` on for which `holds` is true, else `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

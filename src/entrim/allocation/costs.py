@@ -1,4 +1,4 @@
-"""What a network costs at given widths, as a formula: sums of products of sizes."""
+"""Costs of a network as a function of its widths: sums of products of dimensions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Widths = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """One dimension of a tensor: what stays anyway, and so much for each unit of a group."""
+    """One dimension of a tensor as a linear function of the widths."""
 
     fixed: int | float
     units: Mapping[str, int | float] = field(default_factory=dict)
@@ -29,15 +29,15 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The elements of one tensor, times what each of them costs."""
+    """The number of elements of one tensor, times the cost of each element."""
 
     each: Mapping[str, int | float]
-    """By kind of cost."""
+    """Cost of one element, by kind of cost."""
     lengths: tuple[Length, ...]
 
     @property
     def groups(self) -> set[str]:
-        """The groups that it depends on."""
+        """The groups on which the term depends."""
         return {name for length in self.lengths for name in length.units}
 
     def elements(self, widths: Widths) -> int | float:
@@ -49,20 +49,20 @@ class Term:
 class Costs:
     """Parameters, bytes and MACs of a network as functions of its widths.
 
-    Exact where every unit of a group has as many positions in a tensor as any other.
+    Exact if all channels of a group have the same number of positions in each tensor.
     """
 
     terms: tuple[Term, ...]
     rest: Mapping[str, int | float]
-    """What no width changes."""
+    """Costs that do not depend on the widths."""
 
     @classmethod
     def of(
         cls, model: nn.Module, graph: ChannelGraph, program: Program, macs: int, images: int
     ) -> "Costs":
-        """Return the costs of `model`, which takes `macs` for one image as it is.
+        """Return the costs of `model`, which takes `macs` per image at full width.
 
-        `program` are its operations on a batch of so many `images`.
+        `program` contains its operations on a batch of `images` images.
         """
         parameters = dict(model.named_parameters())
         every = {**parameters, **dict(model.named_buffers())}
@@ -89,7 +89,7 @@ class Costs:
         return found
 
     def at(self, widths: Widths) -> dict[str, int | float]:
-        """Return all costs at `widths`, which names every group."""
+        """Return all costs at `widths`, which must contain every group."""
         total = _sum(self.terms, widths)
         return {kind: value + self.rest.get(kind, 0.0) for kind, value in total.items()}
 
@@ -123,10 +123,10 @@ def _lengths(graph: ChannelGraph, tensor: str, shape: tuple[int, ...]) -> tuple[
 
 
 def _output_positions(program: Program, images: int) -> dict[str, int | float]:
-    """Return how often one image multiplies each element of a weight.
+    """Return the number of multiplications per image of each element of a weight.
 
-    The batch may be folded into another dimension, or not be the first one: elements are counted,
-    and divided by the number of images.
+    Elements are counted and divided by the number of images, because the batch may be another
+    dimension than the first, or be merged with one.
     """
     found: dict[str, int | float] = {}
     for node in program.nodes:

@@ -1,4 +1,4 @@
-"""Sensitivity: how much the outputs change when one group is pruned, without labels."""
+"""Sensitivity: the change of the outputs when one group is pruned, measured without labels."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ from entrim.selection.base import ChannelRanking
 
 Kept = Mapping[str, Sequence[int]]
 FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Measured widths of a group, besides the minimum. Extrapolating below the lowest is misleading:
-where a tenth of a wide layer is enough, it would predict that one channel is enough too."""
+"""Measured widths of a group as fractions, in addition to the minimum. Extrapolation below the
+smallest is misleading: if 10 % of a wide layer suffice, it predicts that one channel suffices."""
 MAX_IMAGES = 256
-"""The number of images on which sensitivity is measured."""
+"""Number of images on which sensitivity is measured."""
 
 
 def measured_widths(ranking: ChannelRanking) -> list[int]:
-    """Return the widths at which a group is measured, ascending, the full one last."""
+    """Return the widths at which a group is measured, in ascending order up to the full width."""
     full = ranking.group.channels
     some = {max(ranking.min_width, round(f * full)) for f in FRACTIONS}
     return sorted(some | {ranking.min_width, full})
@@ -48,31 +48,31 @@ def measured_batches(batches: int, images: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OutputChange:
-    """How far outputs are from those wanted: 0 for equal."""
+    """The distance between outputs and reference outputs: 0 if they are equal."""
 
     divergence: float
-    """For the logits of a classifier the mean divergence (Kullback-Leibler) of its class
-    probabilities, for anything else the error."""
+    """Mean Kullback-Leibler divergence of the class probabilities for the logits of a classifier,
+    the error otherwise."""
     error: float
     """Squared error relative to the variance."""
 
 
 @dataclass(slots=True)
 class OutputGap:
-    """How far one output is from what it should be, as sums over the images."""
+    """The distance between one output and its reference, as sums over the images."""
 
     apart: float = 0.0
     power: float = 0.0
-    """Squared distance of what is wanted from `origin`."""
+    """Squared distance of the reference from `origin`."""
     total: Tensor | float = 0.0
-    """Sum over the images of what is wanted minus `origin`."""
+    """Sum over the images of the reference minus `origin`."""
     rows: int = 0
     elements: int = 0
     origin: Tensor | None = None
-    """The mean of the first batch: sums about it do not cancel."""
+    """Mean of the first batch; subtracting it avoids cancellation."""
 
     def add(self, found: Tensor, reference: Tensor, images: int) -> None:
-        """Add the outputs of one batch of so many `images`."""
+        """Add the outputs of one batch of `images` images."""
         a, b = (_real(t) for t in (found, reference))
         axis = _image_axis(b, images)
         if self.origin is None:
@@ -86,32 +86,32 @@ class OutputGap:
 
     @property
     def squared_deviation(self) -> float:
-        """The squared distance of what is wanted from its mean; 0 where only rounding is left."""
+        """Squared distance of the reference from its mean; 0 if it is below rounding error."""
         mean = torch.as_tensor(self.total).square().sum() / max(self.rows, 1)
         left = self.power - float(mean)
         return left if left > 1e-12 * self.power else 0.0
 
     @property
     def variance(self) -> float:
-        """The variance of what is wanted over the images, the mean over all elements."""
+        """Variance of the reference over the images, averaged over all elements."""
         return self.squared_deviation / max(self.elements, 1)
 
 
 def _real(output: Tensor) -> Tensor:
-    """Return an output as real numbers in double precision, at least one for each image."""
+    """Return an output as real numbers in double precision, with at least one dimension."""
     real = torch.view_as_real(output) if output.is_complex() else output
     return torch.atleast_1d(real).double()
 
 
 def _image_axis(output: Tensor, images: int) -> int:
-    """Return the axis that runs over the images: 0, unless only a later one is as long."""
+    """Return the first axis with one entry per image, 0 if there is none."""
     fitting = [axis for axis, size in enumerate(output.shape) if size == images]
     return fitting[0] if fitting else 0
 
 
 @dataclass(slots=True)
 class SensitivityAnalyzer:
-    """The network on some images; a cut runs again from the first layer that feels it on."""
+    """Measures the change of the outputs; reruns the network from the first affected layer on."""
 
     task: Pass
     graph: ChannelGraph
@@ -119,9 +119,9 @@ class SensitivityAnalyzer:
     grams: TensorStore
     ridge: float
     sensitivity: Sensitivity | None = None
-    """Replaces the divergence, where the user has another measure."""
+    """User-defined measure that replaces the divergence."""
     reference: list[list[Tensor]] = field(init=False)
-    """The outputs of the original, batch by batch."""
+    """Outputs of the original network, by batch."""
 
     def __post_init__(self) -> None:
         self.reference = self._outputs(dict(self.task.tensors))
@@ -129,11 +129,11 @@ class SensitivityAnalyzer:
     def sweep(
         self, trials: Mapping[str, Sequence[Sequence[int]]], held: Kept
     ) -> Iterator[tuple[str, list[OutputChange]]]:
-        """Yield every group of `trials` with what each of its kept sets does to the outputs.
+        """Yield every group of `trials` with the change of the outputs for each of its kept sets.
 
-        The other groups are `held` at their channels meanwhile. What reads a cut group is refitted
-        on the original activations. One walk through the network holds what the layers ahead still
-        read, nothing else.
+        The other groups keep their channels in `held`. Consumers of the pruned group are refitted
+        on the original activations. All trials share one pass through the network, which stores
+        only activations that later layers still need.
         """
         start = self._tensors_at(held)
         groups = self._by_place(trials)
@@ -150,11 +150,11 @@ class SensitivityAnalyzer:
                     )
 
     def change(self, tensors: Mapping[str, Tensor]) -> OutputChange:
-        """Return how far the outputs are with these tensors in place of the original ones."""
+        """Return the change of the outputs if `tensors` replace the original ones."""
         return self._compare(self._outputs(dict(tensors)))
 
     def uninformative_divergence(self) -> float:
-        """Return the divergence of outputs that do not depend on the image any more."""
+        """Return the divergence of outputs that do not depend on the image."""
         if self.sensitivity is not None:
             means = [torch.cat(parts).mean(0) for parts in zip(*self.reference, strict=True)]
             blind = [
@@ -184,7 +184,7 @@ class SensitivityAnalyzer:
         return gaps
 
     def _by_place(self, trials: Mapping[str, object]) -> dict[int, list[Group]]:
-        """Return the groups by the place where they are first read."""
+        """Return the groups by the position of the first node that consumes them."""
         found: dict[int, list[Group]] = {}
         for name in trials:
             places = [
@@ -255,7 +255,7 @@ def output_change(
     images: Sequence[int],
     sensitivity: Sensitivity | None = None,
 ) -> OutputChange:
-    """Return how far `found` is from `reference`, both by batch, with this many `images` each."""
+    """Return the distance of `found` from `reference`, both by batch of `images[batch]` images."""
     gaps = [OutputGap() for _ in reference[0]]
     for batch, (some, others) in enumerate(zip(found, reference, strict=True)):
         for gap, a, b in zip(gaps, some, others, strict=True):
@@ -279,14 +279,14 @@ def _mean_sensitivity(
     reference: Sequence[Sequence[Tensor]],
     images: Sequence[int],
 ) -> float:
-    """Return the mean over all images of a sensitivity of the user."""
+    """Return the mean of a user-defined sensitivity over all images."""
     total = 0.0
     for some, others, count in zip(found, reference, images, strict=True):
         values = torch.as_tensor(sensitivity(_outputs_of(some), _outputs_of(others)))
         if values.shape != (count,):
             raise BadSettingError(
-                f"sensitivity returned the shape {tuple(values.shape)} for {count} images: return "
-                "one value per image"
+                f"sensitivity must return one value per image, shape ({count},), got the shape "
+                f"{tuple(values.shape)}"
             )
         total += float(values.double().sum())
     return total / sum(images)
@@ -299,9 +299,9 @@ def _outputs_of(batch: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
 def error_of(
     small: nn.Module, original: nn.Module, batches: Iterable[ExampleInputs]
 ) -> float | None:
-    """Return the relative error of two networks in eval mode; None where it is undefined.
+    """Return the relative error between two networks in eval mode; None if it is undefined.
 
-    The outputs are held for one batch at a time. Cost: one pass of either network.
+    Outputs are stored for one batch at a time. Cost: one pass of each network.
     """
     still = [copy_without_hooks(model).eval() for model in (small, original)]
     gaps: list[OutputGap] = []

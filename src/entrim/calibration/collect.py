@@ -1,4 +1,4 @@
-"""From images to moments: one pass of the original network, every site's second moments summed."""
+"""Collect the second moments of the inputs of every layer in one pass of the original network."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import ExampleInputs, samples
 from entrim.graph.tracer import arguments_of
 
-ROWS_PER_COLUMN = 20
+ROWS_PER_COLUMN = 60
 """Rows that the automatic number of positions provides for each column of a layer."""
 _SHIFTS_PAY = 3
 """Where more than a third of the positions of a kernel are needed, all of them cost less."""
@@ -35,18 +35,18 @@ class Gram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What to run, on which images, and how to look at it."""
+    """The programs and images of a forward pass, and the options of its statistics."""
 
     programs: Sequence[Program]
     batches: Sequence[ExampleInputs]
     tensors: Mapping[str, Tensor]
     memory_limit: int
     scratch: Scratch = field(default_factory=Scratch)
-    """Where tensors beyond the memory limit are written."""
+    """Folder for tensors beyond the memory limit."""
     n_positions: int | Literal["auto"] | None = None
-    """Output positions drawn for each image; None for all."""
+    """Number of output positions sampled per image; None for all."""
     seed: int | None = None
-    """Of whatever is drawn."""
+    """Seed of all random numbers."""
 
     @property
     def images(self) -> int:
@@ -76,7 +76,7 @@ class Pass:
         return order.topk(drawn, 1).indices.to(_sums_device(x.device))
 
     def drawing(self, name: str) -> torch.Generator:
-        """Return a generator for the draws called `name`: others do not disturb them."""
+        """Return an independent random generator for the purpose `name`."""
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -85,14 +85,14 @@ class Pass:
         return TensorStore(self.memory_limit, self.scratch)
 
     def streams(self, shelf: TensorStore) -> Iterator[Execution]:
-        """Yield one stream a batch, so that nothing of a batch outlives it."""
+        """Yield one execution per batch, so that activations are freed after each batch."""
         for program, batch in zip(self.programs, self.batches, strict=True):
             yield Execution([program], [batch], dict(self.tensors), shelf)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStatistics:
-    """The Gram matrices of the layers that consume channels, collected once, when they are needed.
+    """The Gram matrices of the layers that consume channels, collected once and on demand.
 
     Owns the programs of the network on its images, and the consumers bound to them.
     """
@@ -114,7 +114,7 @@ class LayerStatistics:
         n_positions: int | Literal["auto"] | None = None,
         seed: int | None = None,
     ) -> "LayerStatistics":
-        """Return the statistics of a network on some images, nothing collected yet."""
+        """Return empty statistics of a network on the images in `batches`."""
         tensors = {
             name: tensor.detach()
             for name, tensor in (*model.named_parameters(), *model.named_buffers())
@@ -147,7 +147,7 @@ class LayerStatistics:
         return [c for c in self.consumers.values() if names & c.spec.columns_per_channel.keys()]
 
     def has_single_consumer(self, group: Group) -> bool:
-        """Whether one layer produces the channels and one call consumes them."""
+        """Whether the channels have one producing layer and one consuming call."""
         found = self.consumers_of(group)
         return len(found) == 1 and len(found[0].call_sites) == 1 and len(group.layers) == 1
 
@@ -184,7 +184,7 @@ class LayerStatistics:
         ]
 
     def weights(self, group: Group) -> list[Tensor]:
-        """Return the weights on `group` of every layer that consumes it."""
+        """Return the weights on channels of `group`, for every layer that consumes it."""
         return [
             part
             for consumer in self.consumers_of(group)
@@ -193,7 +193,7 @@ class LayerStatistics:
 
 
 def size_of(reader: BoundConsumer) -> int:
-    """Return the bytes that the Gram matrices of `reader` take."""
+    """Return the size of the Gram matrices of `reader` in bytes."""
     return reader.geometry.groups * (reader.columns + 1) ** 2 * 8
 
 
@@ -203,10 +203,10 @@ def capture(
     grams: TensorStore,
     on_batch: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Put the Gram of every one of `readers` on the shelf `grams`, under the name of its layer.
+    """Collect the Gram matrices of `readers` into the store `grams`, by name of the layer.
 
-    As many passes over the images as the Gram matrices need to stay within the memory limit.
-    `on_batch` hears how many batches of how many are done, all passes together.
+    If the Gram matrices exceed the memory limit together, several passes are made. `on_batch` is
+    called with the number of finished batches and their total over all passes.
     """
     runs = list(_within(readers, task.memory_limit))
     batches = len(task.batches)
@@ -227,10 +227,10 @@ def capture(
 
 
 def in_double(x: Tensor) -> Tensor:
-    """Return `x` in double precision, on the CPU where its device has none.
+    """Return `x` in double precision, on the CPU if its device does not support it.
 
-    Single precision would be twice as fast, but then rounding makes the Gram of fewer rows than
-    columns indefinite, and no ridge below that rounding could be solved.
+    Single precision would be twice as fast, but rounding can make a rank-deficient Gram matrix
+    (fewer rows than columns) indefinite, and systems with a small ridge could not be solved.
     """
     return x.to(_sums_device(x.device), torch.float64)
 
@@ -240,20 +240,20 @@ def _sums_device(device: torch.device) -> torch.device:
 
 
 def gram_of(grams: TensorStore, layer: str) -> Gram:
-    """Return what `capture` found for `layer`."""
+    """Return the Gram matrices that `capture` collected for `layer`."""
     return Gram(grams.get(layer), grams.get((layer, "count")))
 
 
 @dataclass(slots=True)
 class ChannelStats:
-    """Mean and variance of every channel over all that was added."""
+    """Running mean and variance of every channel."""
 
     count: int = 0
     total: Tensor | float = 0.0
     squares: Tensor | float = 0.0
 
     def add(self, x: Tensor, axis: int = 1) -> None:
-        """Add one batch, its channels along `axis`."""
+        """Add one batch whose channels are along `axis`."""
         flat = in_double(x).movedim(axis, 0).flatten(1)
         self.count += flat.shape[1]
         self.total = self.total + flat.sum(1)
@@ -261,12 +261,12 @@ class ChannelStats:
 
     @property
     def mean(self) -> Float[Tensor, " D"]:
-        """The means."""
+        """Mean of each channel."""
         return torch.as_tensor(self.total) / self.count
 
     @property
     def variance(self) -> Float[Tensor, " D"]:
-        """The variances."""
+        """Variance of each channel."""
         return (torch.as_tensor(self.squares) / self.count - self.mean.square()).clamp_min(0)
 
 
@@ -278,16 +278,16 @@ class BatchNormCall:
     mean: str
     var: str
     weight: str | None
-    """None where it scales by nothing, or by a computed tensor."""
+    """None if it is not affine, or if its scale is a computed tensor."""
     scaled: bool
-    """Whether it scales at all."""
+    """Whether it has a scale."""
     eps: float
     calls: int
-    """How many operations read the running mean."""
+    """Number of operations that use the running mean."""
 
     @property
     def name(self) -> str:
-        """The module that holds the statistics, or the running mean itself."""
+        """Name of the module that owns the statistics, or of the running mean."""
         return self.mean.removesuffix(".running_mean")
 
 
@@ -318,8 +318,8 @@ def moments_of(
 ) -> list[Moments]:
     """Return the moments of `group` at `reader`, one for each group of its convolution.
 
-    The targets are the layer's own outputs, so they follow from the Gram and the weights. Where the
-    layer reads other channels too, the group answers for its own share of the outputs only.
+    The targets are the outputs of the layer, so they follow from the Gram matrix and the weights.
+    If the layer also consumes other channels, the target is the contribution of `group` only.
     """
     weights = [share.double() for share in shares(reader, group, tensors)]
     bias = torch.zeros(len(weights), len(weights[0]), dtype=torch.float64)
@@ -336,7 +336,7 @@ def moments_of(
 
 
 def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the weights that the layer has on the channels of `group`, one for each matrix."""
+    """Return the weights of the layer on the channels of `group`, one matrix per conv group."""
     weight = reader.matrices(tensors[reader.spec.weight]).cpu()
     return [
         weight[number][:, table.flatten().clamp_min(0)] * (table.flatten() >= 0)
@@ -405,7 +405,7 @@ def _device(task: Pass) -> torch.device:
 
 
 def _within(readers: Sequence[BoundConsumer], limit: int) -> Iterator[list[BoundConsumer]]:
-    """Split `readers` into runs whose Gram matrices fit the limit together."""
+    """Split `readers` into runs whose Gram matrices together fit the memory limit."""
     run: list[BoundConsumer] = []
     for reader in readers:
         if run and sum(map(size_of, [*run, reader])) > limit:

@@ -1,4 +1,4 @@
-"""Second moments of the patches that a layer reads, without ever making the patches."""
+"""Second moments of the input patches of a layer, computed without extracting the patches."""
 
 import math
 from collections import defaultdict
@@ -14,21 +14,21 @@ from entrim.errors import BadRowsError
 
 _CHUNK_BYTES = 32 * 2**20
 _ROWS = 2**16
-"""So many rows at most are multiplied at once: longer float32 sums lose digits."""
+"""Maximum number of rows per product: longer float32 sums lose precision."""
 _BLOCK = 1024
 """Columns of a product: blocks below the diagonal follow from those above it."""
 _FEW = 16
-"""With fewer channels a group the products by shift are too small to pay."""
+"""With fewer channels per group, products by shift are slower than those of patches."""
 
 
 def patches(
     x: Tensor, geometry: Geometry, sampled: Int[Tensor, "N P"] | None = None
 ) -> Float[Tensor, "groups rows n"]:
-    """Return what the layer multiplies with its weight, one row an image and output position.
+    """Return the input patches of the layer, one row per image and output position.
 
-    Columns stand like those of `weight.flatten(1)`, or of a transposed layer's weight, channel
-    by channel: c * q + kernel offset. With `positions` only these flat output positions of each
-    image are read. All rows take q times the memory of `x` at stride 1: hand over few images.
+    Columns are in the order of `weight.flatten(1)`, or of the weight of a transposed convolution by
+    channel: c * q + kernel offset. `sampled` restricts the rows to these flat output positions of
+    each image. At stride 1 the result takes q times the memory of `x`, so batches should be small.
     """
     maps = _as_maps(x, geometry)
     index = sources(geometry, tuple(maps.shape[2:])).to(x.device)
@@ -43,15 +43,15 @@ def patches(
 
 
 class PatchGram:
-    """The sum of z z' over all rows z = (1; patch), filled batch by batch.
+    """The sum of z z' over all rows z = (1; patch), accumulated batch by batch.
 
-    Kernel offsets i and j of a stride-1 convolution meet inputs a fixed shift apart, so blocks
-    (i, j) of equal shift are one and the same product of the map with itself shifted, apart from
-    the border: a 3x3 layer takes 13 products of D x D and some thin ones at the border instead
-    of the 81 of its patches. Inputs that meet the same pairs make one product, whatever stride,
-    dilation and padding; zeros of the padding are never multiplied. Products are of the inputs'
-    precision, at least float32; sums are float64 (on the CPU where the device has none). Memory
-    does not grow with the number of images.
+    Kernel offsets i and j of a stride-1 convolution multiply inputs that are a fixed shift apart.
+    Except at the border, all blocks (i, j) with the same shift are therefore the same product of
+    the feature map with its shifted copy: a 3x3 layer takes 13 products of D x D and a few small
+    ones at the border, instead of the 81 of its patches. For any stride, dilation and padding,
+    inputs that occur in the same pairs of offsets share one product; zeros of the padding are never
+    multiplied. Products have the precision of the inputs, at least float32. Sums are float64, on
+    the CPU if the device does not support it. Memory is independent of the number of images.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class PatchGram:
     ) -> None:
         if channels < 1 or channels % geometry.groups:
             raise BadRowsError(
-                f"{channels} channels do not fall into {geometry.groups} groups: hand over the "
-                "layer's input channels"
+                f"the number of channels must be a positive multiple of groups={geometry.groups}, "
+                f"got {channels}: pass the number of input channels of the layer"
             )
         self.geometry, self.channels, self.count = geometry, channels, 0
         self._device = torch.device("cpu" if torch.device(device).type == "mps" else device)
@@ -72,10 +72,10 @@ class PatchGram:
 
     @property
     def gram_sum(self) -> Float[Tensor, "groups n1 n1"]:
-        """The sum so far, one a group, with the constant's row and column first.
+        """The accumulated sum of each group, with the row and column of the constant first.
 
-        A tensor handed out does not change when more is added. Making it takes about twice its
-        own memory for a kernel of 1, less for larger ones.
+        The returned tensor does not change when more batches are added. Computing it takes about
+        twice its own memory for a kernel of size 1, less for larger kernels.
         """
         gram = self._mine()
         if self._upper:
@@ -90,16 +90,16 @@ class PatchGram:
         return gram
 
     def add(self, x: Tensor, sampled: Int[Tensor, "N P"] | None = None) -> None:
-        """Add a batch of layer inputs (N, D, *spatial), or (N, ..., D) of a Linear.
+        """Add a batch of layer inputs (N, D, *spatial), or (N, ..., D) of a linear layer.
 
-        With `positions` only these flat output positions of each image count.
+        `sampled` restricts the sum to these flat output positions of each image.
         """
         x = x.detach()
         maps = _as_maps(x, self.geometry)
         if maps.shape[1] != self.channels:
             raise BadRowsError(
-                f"inputs of {maps.shape[1]} channels for a layer of {self.channels}: hand over "
-                "what the layer reads"
+                f"the layer has {self.channels} input channels, got inputs with {maps.shape[1]}: "
+                "pass the inputs of this layer"
             )
         if sampled is not None or self.channels < _FEW * self.geometry.groups:
             self._add_rows(x, sampled)
@@ -138,7 +138,7 @@ class PatchGram:
         self.count += len(maps) * self.geometry.outputs(sizes)
 
     def _mine(self) -> Tensor:
-        """Return the sum to add to, a new one when the last was handed out."""
+        """Return the tensor to accumulate into; a copy if the last one was returned to a caller."""
         if self._gram is None:
             groups = self.geometry.groups
             n1 = self.channels // groups * self.geometry.block + 1
@@ -150,7 +150,7 @@ class PatchGram:
 
 
 class _Products:
-    """Sums of the products of all meetings, for maps of one size."""
+    """Sums of the products of all meetings, for feature maps of one size."""
 
     def __init__(
         self, geometry: Geometry, sizes: tuple[int, ...], channels: int, device: torch.device
@@ -165,8 +165,8 @@ class _Products:
     def add(self, maps: Float[Tensor, "N D *spatial"]) -> None:
         """Add a batch that fits into memory twice.
 
-        Positions come first and images next: a part of the map is then copied in long runs, and
-        torch lays the batch out so by one transposition of a matrix, which it does fast.
+        The layout is positions, images, channels: parts of the map are then copied in long
+        contiguous runs, and a single fast matrix transposition produces the layout.
         """
         laid = maps.flatten(2).flatten(0, 1).t().contiguous()
         laid = laid.view(*self.sizes, len(maps), maps.shape[1])
@@ -189,13 +189,13 @@ class _Products:
             square += (a.mT @ b).to(square.device)
 
     def _grouped(self, part: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return one matrix (rows, D), or one a group."""
+        """Return one matrix (rows, D), or one per group."""
         if self.geometry.groups == 1:
             return part.reshape(-1, self.width)
         return part.reshape(-1, self.geometry.groups, self.width).movedim(0, 1)
 
     def add_to(self, gram: Float[Tensor, "groups n1 n1"]) -> None:
-        """Write the products to all the blocks that they stand for."""
+        """Add the products to all blocks of `gram` to which they belong."""
         q, width = self.geometry.block, self.width
         blocks, sums = self._blocks(), self._sums()
         gram[:, 0, 0] += self.count * self.geometry.outputs(self.sizes)
@@ -230,22 +230,23 @@ class _Products:
 
 
 def _as_maps(x: Tensor, geometry: Geometry) -> Float[Tensor, "N D *spatial"]:
-    """Return `x` as images of channels, in float32 or float64."""
+    """Return `x` as feature maps, in float32 or float64."""
     rank = len(geometry.kernel)
     if x.ndim != rank + 2 if rank else x.ndim < 2:
         wanted = "(images, channels, *spatial)" if rank else "(images, ..., channels)"
         raise BadRowsError(
-            f"inputs of shape {tuple(x.shape)} for a kernel {geometry.kernel}: hand over {wanted}"
+            f"inputs of a layer with kernel {geometry.kernel} must have the shape {wanted}, got "
+            f"{tuple(x.shape)}"
         )
     maps = x if rank else x.reshape(len(x), -1, x.shape[-1]).mT
     if geometry.outputs(tuple(maps.shape[2:])) < 1:
         raise BadRowsError(
-            f"a map {tuple(maps.shape[2:])} is smaller than what {geometry} reads at once: hand "
-            "over larger images"
+            f"the feature map {tuple(maps.shape[2:])} is smaller than the kernel of {geometry}: "
+            "pass larger images"
         )
     return maps if maps.dtype == torch.float64 else maps.float()
 
 
 def _images_at_once(rows: int, columns: int) -> int:
-    """Return how many images of `rows` x `columns` fit a chunk, at least one."""
+    """Return the number of images of `rows` x `columns` per chunk, at least one."""
     return max(1, min(_CHUNK_BYTES // (4 * columns), _ROWS) // max(1, rows))

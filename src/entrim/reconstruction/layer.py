@@ -1,4 +1,4 @@
-"""New weights for one layer, and where they go."""
+"""Refit one layer and write its new weights and intercept."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,19 +35,19 @@ class LayerUpdate:
     tensors: Mapping[str, Tensor]
 
     def apply(self, tensors: dict[str, Tensor]) -> None:
-        """Put the new tensors into `tensors`, in the memory layout of those they replace."""
+        """Replace the entries of `tensors`, in their memory layout."""
         for name, tensor in self.tensors.items():
             tensors[name] = torch.empty_like(tensors[name]).copy_(tensor)
 
 
 Cached = Callable[[str, Callable[[], LayerUpdate]], LayerUpdate]
-"""Returns the update of the layer with this name: a known one, or what the function computes."""
+"""Returns the update of the layer with this name: restored, or computed by the function."""
 
 
 def masked_tensors(
     graph: ChannelGraph, kept_indices: KeptIndices, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors with the columns of the channels that go set to zero."""
+    """Return the tensors with zeros in the columns of removed channels."""
     changed = {}
     for site in graph.consumers:
         dims = kept_indices.get(site.weight, {})
@@ -108,7 +108,7 @@ def place_solution(
     parts: Sequence[Part],
     tensors: dict[str, Tensor],
 ) -> None:
-    """Give the layer the weights that solving for `group` found, in place in `tensors`."""
+    """Write the weights of the solution for `group` into the layer, in place in `tensors`."""
     name = reader.spec.weight
     matrices = reader.matrices(tensors[name]).clone()
     offsets = []
@@ -133,7 +133,7 @@ def place_solution(
 
 
 def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
-    """Return the least-squares fit, without intercept where the layer has no place for one."""
+    """Return the least-squares fit, without intercept if the layer cannot represent one."""
     if reader.spec.intercept_target is None:
         moments = moments.through_origin()
     return refit(moments.to("cpu"), range(moments.channels), ridge=ridge)
@@ -145,7 +145,7 @@ def apply_update(
     kept_indices: KeptIndices,
     tensors: dict[str, Tensor],
 ) -> None:
-    """Add the solved differences to the layer's weights, their intercept where it has its home."""
+    """Add the solved differences to the weights of the layer and to its intercept tensor."""
     name = reader.spec.weight
     dims = kept_indices.get(name, {})
     full = tensors[name].clone()
@@ -165,7 +165,7 @@ def apply_update(
 
 
 def modified_tensors(reader: BoundConsumer) -> list[str]:
-    """Return the tensors that a refit of `reader` changes."""
+    """Return the names of the tensors that a refit of `reader` modifies."""
     home = reader.spec.intercept_target
     if home is None:
         return [reader.spec.weight]
@@ -175,14 +175,14 @@ def modified_tensors(reader: BoundConsumer) -> list[str]:
 
 
 def as_fit(reader: BoundConsumer, parts: Sequence[Refit], rows: int, variance: float) -> LayerFit:
-    """Return how well the solved `parts` serve outputs of that total variance."""
+    """Return the fit of the solved `parts`, relative to the total variance of the outputs."""
     lack = sum(part.mse * len(part.bias) for part in parts)
     columns = parts[0].weight.shape[1]
     return LayerFit(reader.spec.layer, rows, columns, lack / variance if variance else 0.0)
 
 
 def _variance(sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int) -> float:
-    """Return the variance of the outputs that `weight` makes, summed over them."""
+    """Return the variance of the outputs of `weight`, summed over the outputs."""
     mean = sums[0, 1:] / count
     second = float((weight * (weight @ sums[1:, 1:])).sum()) / count
     return max(0.0, second - float((weight @ mean).square().sum()))

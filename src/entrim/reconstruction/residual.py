@@ -1,4 +1,4 @@
-"""How far a skip path has moved away from the original, seen from the layer that is added to it."""
+"""Residual correction: the change on a skip path that the layer added to it compensates for."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,16 +11,16 @@ from entrim.calibration.executor import Execution
 from entrim.graph.tracer import arguments_of
 
 _NEAR_ZERO = 1e-2
-"""Of a BatchNorm's typical scale: a drift is not sent back through a channel scaled by less."""
+"""Relative to the median scale of a BatchNorm: channels with a smaller scale are not corrected."""
 
 
 def residual_correction(
     old: Execution, new: Execution, place: int
 ) -> Callable[[int], Tensor] | None:
-    """Return the drift that the output at `place` should make up for, by batch; None for none.
+    """Return the correction of the output at `place` as a function of the batch, None for none.
 
-    Where the output, normalised or not, is added to a value that has drifted already, the sum is
-    right if the output takes the drift back, sent through the inverse of the normalisation.
+    If the output, with or without a following BatchNorm, is added to a value that has changed, the
+    sum is restored by subtracting this change, scaled by the inverse of the normalization.
     """
     program = old.program
     node, scale = program.nodes[place], None
@@ -51,7 +51,7 @@ def residual_correction(
 
 
 def _added_to(user: fx.Node, node: fx.Node) -> fx.Node | None:
-    """Return what `node` is added to by `user`, None where that is no plain sum of two tensors."""
+    """Return the other operand if `user` is a plain sum of `node` and another tensor, else None."""
     if user.target is not torch.ops.aten.add.Tensor or arguments_of(user).get("alpha", 1) != 1:
         return None
     others = [arg for arg in user.args[:2] if isinstance(arg, fx.Node) and arg is not node]
@@ -64,7 +64,7 @@ def _same_shape(one: fx.Node, other: fx.Node) -> bool:
 
 
 def _inverse_scale(norm: BatchNormCall, tensors: Mapping[str, Tensor]) -> Float[Tensor, " D"]:
-    """Return sigma / gamma of a BatchNorm, 0 where gamma / sigma is near 0."""
+    """Return sigma / gamma of a BatchNorm, 0 where gamma / sigma is close to 0."""
     scale = (tensors[norm.var] + norm.eps).rsqrt()
     if norm.weight is not None:
         scale = scale * tensors[norm.weight]

@@ -1,10 +1,10 @@
 """Reconstruct the weights of the kept channels: every layer independently, or all in order.
 
-In sequential order two executions of the images advance through the network in lock-step, the
-original and the reconstructed one. At every layer, the reconstructed execution provides the inputs
-that the layer will have, and the original one the outputs that it should produce. The target of a
-layer is the difference to what its present weights compute: nothing cancels, and the ridge shrinks
-toward these weights.
+In sequential order two executions advance through the network in lock-step, the original and the
+reconstructed one. At every layer, the reconstructed execution provides the inputs, and the original
+execution provides the outputs to reproduce. The regression target is the difference between these
+outputs and those of the current weights: this avoids cancellation, and the ridge shrinks toward the
+current weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,11 +49,11 @@ def reconstruct(
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
 ) -> dict[str, Tensor]:
-    """Return all tensors in full size, with zeros where removed channels are consumed.
+    """Return all tensors in full size, with zeros in the columns of removed channels.
 
-    Without a `config` the kept weights stay as they are. `collect` provides the Gram matrices of
-    layers that are refitted on the original activations. Each refitted layer is an update that
-    `cached` may know already, and `on_layer` is called after it.
+    If `config` is None, the kept weights are not changed. `collect` provides the Gram matrices of
+    layers that are refitted on the original activations. `cached` may restore the update of a
+    layer, and `on_layer` is called after each refitted layer.
     """
     graph = statistics.graph
     kept = removed_from(graph, selection)
@@ -92,7 +92,7 @@ def reconstruct(
 def removed_from(
     graph: ChannelGraph, selection: Mapping[str, ChannelSelection]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the kept channels of the groups that lose some."""
+    """Return the kept channels of the groups that lose channels."""
     return {
         name: found.kept
         for name, found in selection.items()
@@ -131,7 +131,7 @@ def _place_solutions(
     kept: Mapping[str, Sequence[int]],
     tensors: dict[str, Tensor],
 ) -> None:
-    """Give the consumers of every pruned group the weights of its entropic solution."""
+    """Write the entropic solution of every pruned group into its consumers."""
     for name in kept:
         group, parts = statistics.graph.group(name), list(selection[name].parts)
         for consumer in statistics.consumers_of(group) if parts else []:
@@ -151,10 +151,10 @@ def reconstruct_sequentially(
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
 ) -> dict[str, Tensor]:
-    """Return the tensors of the reconstructed network, full size, from those at the `start`.
+    """Return the tensors of the reconstructed network in full size, starting from `start`.
 
-    Layers whose weight serves more than one call stay as they are at the start, because the calls
-    have different targets.
+    Layers that are called more than once keep their weights of `start`, because the calls have
+    different targets.
     """
     calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
     with torch.no_grad(), task.new_store() as shelf:
@@ -195,7 +195,7 @@ def _refit(
     ridge: float,
     correction: Callable[[int], Tensor] | None,
 ) -> LayerUpdate:
-    """Return the layer with new weights, which also replace those of the new execution."""
+    """Refit the layer in the new execution, and return the update."""
     inputs, outputs = reader.kept_channels(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
@@ -229,11 +229,11 @@ def _refit(
 
 @dataclass(slots=True)
 class ResidualMoments:
-    """What a layer reads and what its outputs lack, as sums over the batches."""
+    """Second moments of the inputs and residual outputs of a layer, summed over the batches."""
 
     reader: BoundConsumer
     weight: Tensor
-    """Its weight on the channels that stay."""
+    """The weight on the kept channels."""
     gram: PatchGram
     cross: Tensor
     offset: Tensor
@@ -241,7 +241,7 @@ class ResidualMoments:
 
     @classmethod
     def of(cls, reader: BoundConsumer, weight: Tensor, channels: int) -> "ResidualMoments":
-        """Return empty sums for a layer that keeps this many input channels."""
+        """Return empty sums for a layer that keeps `channels` input channels."""
         matrices = reader.matrices(weight)
         outputs = matrices.shape[:2]
         device = in_double(weight).device
@@ -255,7 +255,7 @@ class ResidualMoments:
         )
 
     def add(self, x: Tensor, residual: Tensor) -> None:
-        """Add one batch of inputs, and of what is missing at the outputs."""
+        """Add one batch of inputs and of residuals at the outputs."""
         self.gram.add(in_double(x))
         cross = self.reader.matrices(
             _cross(_single(x), _single(residual), self.weight, self.reader)
@@ -278,7 +278,7 @@ class ResidualMoments:
         self.power += short.square().sum(2)
 
     def moments(self) -> list[Moments]:
-        """Return the moments of the lack, one for each matrix of the layer."""
+        """Return the moments of the residual, one for each matrix of the layer."""
         return [
             Moments(
                 count=self.gram.count,
@@ -312,10 +312,10 @@ def rows_at(
 
 
 def _cross(x: Tensor, residual: Tensor, weight: Tensor, reader: BoundConsumer) -> Tensor:
-    """Return the sum over rows of lack times patch, in the shape of the weight.
+    """Return the sum over rows of residual times patch, in the shape of the weight.
 
-    It is the gradient that a convolution's weight gets for the gradient `lack` at its outputs, so
-    that no patch has to be made.
+    This is the gradient of a convolution with respect to its weight if `residual` is the gradient
+    at its outputs, so no patches are extracted.
     """
     geometry = reader.geometry
     if not geometry.kernel:

@@ -1,4 +1,4 @@
-"""Backward elimination: which channel costs least to lose, and what is left without it."""
+"""Backward elimination: remove the channel with the lowest cost and update the rest."""
 
 import math
 from collections.abc import Sequence
@@ -13,32 +13,32 @@ from entrim.entropic.moments import Moments, columns_of
 from entrim.selection.base import GroupStatistics
 
 WAITING = 16
-"""Steps of elimination that a large matrix may wait for."""
+"""Number of elimination steps after which the inverse is updated."""
 COMPACT = 0.2
-"""The share of places left by channels that are gone at which the matrices shrink."""
+"""Share of removed channels above which the matrices are compacted."""
 
 
 @dataclass(slots=True)
 class EliminationState:
-    """One consumer on the channels that are left: G^-1 and B = G^-1 C.
+    """The solution of one consumer on the remaining channels: P = G^-1 and B = G^-1 C.
 
-    With P = G^-1, the squared error rises by tr(B_d' P_dd^-1 B_d) without channel d, and P then
-    loses P_rd P_dd^-1 P_dr: O(block n (n + M)) a step, against O(n^3) to solve again. Only B and
-    the blocks on the diagonal are kept up to date; P waits for several steps at once, since it is
-    large and each step would touch all of it. A channel that is gone leaves its place as zeros.
+    Removing channel d increases the squared error by tr(B_d' P_dd^-1 B_d) and subtracts
+    P_rd P_dd^-1 P_dr from P: O(block n (n + M)) per step, instead of O(n^3) for a new solve. B and
+    the diagonal blocks are updated in every step. P is updated for several steps at once, because
+    an update writes the whole matrix. The rows of a removed channel are zero until `compact`.
     """
 
     P: Float[Tensor, "n1 n1"]
-    """As it was before the steps that wait."""
+    """The inverse before the pending updates."""
     B: Float[Tensor, "n1 M"]
     own: Float[Tensor, "D block block"]
     left: list[Float[Tensor, "n1 block"]] = field(default_factory=list)
-    """The steps that wait: each takes `left` times `right` off P."""
+    """Pending updates: each subtracts `left` times `right` from P."""
     right: list[Float[Tensor, "block n1"]] = field(default_factory=list)
 
     @classmethod
     def of(cls, equations: NormalEquations, block: int) -> "EliminationState":
-        """Return what is left before anything went."""
+        """Return the state with all channels."""
         factor = equations.factor()
         P = torch.cholesky_inverse(factor)
         B = torch.cholesky_solve(equations.cross, factor)
@@ -46,17 +46,17 @@ class EliminationState:
 
     @property
     def block(self) -> int:
-        """Columns of a channel."""
+        """Number of columns per channel."""
         return self.own.shape[1]
 
     def removal_costs(self) -> Float[Tensor, " D"]:
-        """Return what the loss of each channel costs, for one output."""
+        """Return the increase of the squared error per output if a channel is removed."""
         used = self.B[1:].unflatten(0, (-1, self.block))
         solved = torch.linalg.solve(self.own, used @ used.mT)
         return solved.diagonal(dim1=1, dim2=2).sum(1) / self.B.shape[1]
 
     def drop(self, channel: int) -> None:
-        """Give up the channel at this position."""
+        """Remove the channel at this position."""
         gone = slice(1 + channel * self.block, 1 + (channel + 1) * self.block)
         column = self.P[:, gone].clone()
         if self.left:
@@ -73,7 +73,7 @@ class EliminationState:
             self._settle()
 
     def compact(self, left: Int[Tensor, " k"]) -> None:
-        """Keep the places of the channels at these positions only."""
+        """Keep only the rows and columns of the channels at these positions."""
         self._settle()
         columns = columns_of(left, self.block)
         self.P = self.P.index_select(0, columns).index_select(1, columns)
@@ -102,9 +102,9 @@ class EliminationSelector:
 
 
 def elimination_order(group: Sequence[Moments]) -> Int[Tensor, " D"]:
-    """Return all channels in the order in which backward elimination gives them up.
+    """Return all channels in the order in which backward elimination removes them.
 
-    The last k are its choice of k channels, for every k at once.
+    The last k channels are the selection of size k, for every k.
     """
     names = torch.arange(group[0].channels)
     parts = [EliminationState.of(NormalEquations.of(m, names), m.block) for m in group]
@@ -125,7 +125,7 @@ def elimination_order(group: Sequence[Moments]) -> Int[Tensor, " D"]:
 
 
 def cheapest(parts: Sequence[EliminationState], removed: Bool[Tensor, " D"] | None = None) -> int:
-    """Return the position of the channel whose loss costs least, the last one of equals."""
+    """Return the position of the channel with the lowest removal cost, the last one of ties."""
     rise = torch.stack([part.removal_costs() for part in parts]).mean(0)
     if removed is not None:
         rise[removed] = math.inf

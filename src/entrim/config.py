@@ -327,6 +327,11 @@ class Calibration:
     sensitivity : Sensitivity, optional
         Replaces the measure of the change of the outputs. The default is the KL divergence for the
         logits of a classifier, and the squared error relative to the variance otherwise.
+    sensitivity_widths : sequence of float, default (0.7, 0.4, 0.15)
+        Fractions of the channels of a group at which its sensitivity is measured, besides its
+        minimum width; other widths are interpolated.
+    sensitivity_images : int, default 200
+        Approximate number of images on which the sensitivity is measured.
     n_positions : int, "auto" or None, default "auto"
         Number of random output positions per image used for the statistics and the reconstruction.
         "auto" provides 60 rows per column of each layer; None uses all positions.
@@ -345,6 +350,8 @@ class Calibration:
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
     sensitivity: Sensitivity | None = None
+    sensitivity_widths: Sequence[float] = (0.7, 0.4, 0.15)
+    sensitivity_images: int = 200
     n_positions: int | Literal["auto"] | None = "auto"
     n_bootstrap: int = 0
     memory_limit: int = MEMORY_LIMIT
@@ -352,8 +359,13 @@ class Calibration:
     scratch_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "memory_limit", "scratch_limit"):
+        for name in ("batch_size", "sensitivity_images", "memory_limit", "scratch_limit"):
             _check_count(name, getattr(self, name))
+        fractions = self.sensitivity_widths
+        if not all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions):
+            raise BadSettingError(
+                f"sensitivity_widths must be fractions between 0 and 1, got {fractions!r}"
+            )
         if self.n_positions is not None and self.n_positions != "auto":
             _check_count("n_positions", self.n_positions)
         if not isinstance(self.n_bootstrap, int) or self.n_bootstrap < 0:

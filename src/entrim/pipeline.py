@@ -27,6 +27,7 @@ from entrim.allocation.costs import Costs
 from entrim.allocation.sensitivity import (
     SensitivityAnalyzer,
     error_of,
+    interpolate,
     measured_batches,
     measured_widths,
 )
@@ -97,6 +98,8 @@ from entrim.surgery.trace import trace
 
 EXAMPLES = 4
 """Number of images with which a network is traced if no example inputs are given."""
+ERROR_IMAGES = 256
+"""Number of images on which the error of the result is measured."""
 REPEATS = 15
 """Number of runs whose median is the latency of a point."""
 TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
@@ -375,7 +378,7 @@ class Pruner:
     def analyzer(self) -> SensitivityAnalyzer:
         """Measures how much pruned groups change the outputs, on some of the images."""
         forward, names = self.statistics.forward, self.rankings
-        batches = measured_batches(len(forward.batches), self.images.count)
+        batches = self._measured_batches(self.calibration.sensitivity_images)
         some = replace(
             forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
         )
@@ -396,9 +399,11 @@ class Pruner:
         rankings, found = self.rankings, {}
         with self.progress.stage("sensitivity"):
             for name, values in self._divergences():
-                widths = measured_widths(rankings[name])
-                found[name] = SensitivityCurve.of(dict(zip(widths, values, strict=True)))
-                detail = f"divergence up to {values[0]:.2g}"
+                measured = dict(zip(self._measured_widths(name), values, strict=True))
+                found[name] = SensitivityCurve.of(
+                    interpolate(measured, rankings[name].group.channels)
+                )
+                detail = f"divergence up to {max(values, default=0.0):.2g}"
                 detail = self._detail(_ranked_keys(name)[1], detail)
                 self.progress.step("sensitivity", name, len(found), len(rankings), detail)
         return {name: found[name] for name in rankings}
@@ -450,7 +455,7 @@ class Pruner:
         found = {name: self.checkpoints.get(_ranked_keys(name)[1]) for name in rankings}
         yield from ((name, values) for name, values in found.items() if values is not None)
         rest = {
-            name: [rankings[name].kept(width) for width in measured_widths(rankings[name])]
+            name: [rankings[name].kept(width) for width in self._measured_widths(name)]
             for name, values in found.items()
             if values is None
         }
@@ -461,6 +466,12 @@ class Pruner:
                 values = [change.divergence for change in changes]
                 self.checkpoints.put(_ranked_keys(name)[1], values)
                 yield name, values
+
+    def _measured_widths(self, name: str) -> list[int]:
+        return measured_widths(self.rankings[name], self.calibration.sensitivity_widths)
+
+    def _measured_batches(self, images: int) -> int:
+        return measured_batches(len(self.statistics.forward.batches), self.images.count, images)
 
     def _rank(self, group: Group, selector: Selector) -> list[int]:
         if not isinstance(selector, RankingSelector):
@@ -691,7 +702,7 @@ class Pruner:
                 size_record(model, self.example_inputs) for model in (self.model, pruned.model)
             )
             batches = statistics.forward.batches
-            some = batches[: measured_batches(len(batches), self.images.count)]
+            some = batches[: self._measured_batches(ERROR_IMAGES)]
             error = error_of(pruned.model, self.model, some)
             detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
             self.progress.step("measure", name, 1, 1, detail)

@@ -27,23 +27,42 @@ from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_t
 from entrim.selection.base import ChannelRanking
 
 Kept = Mapping[str, Sequence[int]]
-FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Measured widths of a group as fractions, in addition to the minimum. Extrapolation below the
-smallest is misleading: if 10 % of a wide layer suffice, it predicts that one channel suffices."""
-MAX_IMAGES = 256
-"""Number of images on which sensitivity is measured."""
+_LEAST = 1e-12
+"""Smallest divergence whose logarithm is interpolated."""
 
 
-def measured_widths(ranking: ChannelRanking) -> list[int]:
-    """Return the widths at which a group is measured, in ascending order up to the full width."""
+def measured_widths(ranking: ChannelRanking, fractions: Sequence[float]) -> list[int]:
+    """Return the widths at which a group is measured, ascending: its minimum and `fractions`."""
     full = ranking.group.channels
-    some = {max(ranking.min_width, round(f * full)) for f in FRACTIONS}
-    return sorted(some | {ranking.min_width, full})
+    found = {max(ranking.min_width, round(fraction * full)) for fraction in fractions}
+    return sorted((found | {ranking.min_width}) - {full})
 
 
-def measured_batches(batches: int, images: int) -> int:
-    """Return the number of batches on which sensitivity is measured."""
-    return min(batches, max(1, round(batches * MAX_IMAGES / images)))
+def measured_batches(batches: int, images: int, max_images: int) -> int:
+    """Return the number of batches that contain about `max_images` of the images."""
+    return min(batches, max(1, round(batches * max_images / images)))
+
+
+def interpolate(measured: Mapping[int, float], full: int) -> dict[int, float]:
+    """Return the divergence of a group at every width from its lowest measured one to the full.
+
+    Divergences fall almost exponentially with the width: between measured widths their logarithm
+    is linear. Above the highest one they fall to 0 at the full width with the power 3/2.
+    """
+    if not measured:
+        return {full: 0.0}
+    found: dict[int, float] = {full: 0.0}
+    right, value = None, 0.0
+    for left in sorted(measured, reverse=True):
+        low, value = value, max(value, measured[left], _LEAST)
+        for width in range(left, full if right is None else right):
+            if right is None:
+                found[width] = value * ((full - width) / (full - left)) ** 1.5
+            else:
+                share = (width - left) / (right - left)
+                found[width] = value ** (1 - share) * low**share
+        right = left
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,11 @@ RIDGE = 1e-10
 """Relative to a unit diagonal: too small to shrink, enough for fewer rows than columns."""
 
 
+SCALE_FLOOR = 0.1
+"""Smallest scale of a column, relative to the root mean square of all. A channel that is rarely
+active on the images would otherwise have almost no ridge."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refit:
     """The best weights on given channels, channel-major, and their mean squared error."""
@@ -36,7 +41,9 @@ class NormalEquations:
         """Return the normal equations of the channels `kept`."""
         columns = columns_of(kept.to(m.gram_sum.device), m.block)
         gram = m.gram_sum.index_select(0, columns).index_select(1, columns) / m.count
-        scale = gram.diagonal().sqrt()
+        power = gram.diagonal()
+        scale = power.clamp_min(SCALE_FLOOR**2 * power[1:].mean()).sqrt()
+        scale[0] = power[0].sqrt()
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         gram.div_(scale).div_(scale[:, None])
         cross = m.cross_sum.index_select(0, columns) / m.count / scale[:, None]

@@ -51,6 +51,8 @@ class EliminationState:
 
     def removal_costs(self) -> Float[Tensor, " D"]:
         """Return the increase of the squared error per output if a channel is removed."""
+        if self.block == 1:
+            return self.B[1:].square().sum(1) / (self.own[:, 0, 0] * self.B.shape[1])
         used = self.B[1:].unflatten(0, (-1, self.block))
         solved = torch.linalg.solve(self.own, used @ used.mT)
         return solved.diagonal(dim1=1, dim2=2).sum(1) / self.B.shape[1]

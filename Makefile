@@ -1,10 +1,10 @@
-# Each target makes .venv when it is missing and installs again only when the project file changed.
+# Each target creates .venv if it is missing, and installs again only if the project file changed.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check docs fuzz format reproduce bench wheel
+.PHONY: help demo test quick coverage check docs fuzz format reproduce bench wheel
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[cli,compare,export,search,spartan]" --group dev
 	touch $(READY)
 
-demo: $(READY) ## train a small CNN on embedded digits, cut it without labels, print the table
+demo: $(READY) ## train a small CNN on the digits of scikit-learn, prune it without labels, print a table
 	$(BIN)/entrim demo
 
 test: $(READY) ## run the tests
@@ -27,8 +27,14 @@ QUICK := tests/regression tests/entropic tests/selection tests/calibration tests
 quick: $(READY) ## run the tests of the numerical results in at most 90 seconds
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 $(QUICK)
 
+TESTS ?=
+coverage: $(READY) ## run the tests, or TESTS=tests/entropic, and report the executed lines of the package
+	mkdir -p build
+	COVERAGE_FILE=build/.coverage OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --cov=entrim \
+	  --cov-report=term:skip-covered --cov-report=html:build/coverage $(TESTS)
+
 SECONDS ?= 60
-fuzz: $(READY) ## draw and cut random networks for SECONDS=60, print how many were wrong
+fuzz: $(READY) ## generate and prune random networks for SECONDS=60, print the number of wrong results
 	$(BIN)/python -m tests.surgery.fuzz --seconds $(SECONDS) --seed $$(date +%s)
 
 check: $(READY) ## format, lint, types, layers, unused dependencies, wheel
@@ -44,7 +50,7 @@ docs: $(READY) ## build the documentation into build/site; a warning is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site -d build/doctrees . build/site
 	$(BIN)/python docs/site/offline.py build/site
 
-format: $(READY) ## rewrite the sources in the house style
+format: $(READY) ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -1,7 +1,7 @@
 """A cost of your own: the energy of a network, from a table of measurements.
 
 A cost is a function of the width of every group. It must not increase when a group becomes
-narrower. The table here has one entry for every 8 channels, so the budget asks for widths that
+narrower. The table here has one entry for every 8 channels, so the budget uses widths that
 are multiples of 8 (`round_to`): within a step of the table, a narrower group would save nothing.
 """
 

@@ -1,8 +1,8 @@
 """A rule of your own: let entrim follow channels through a custom operator.
 
-An operator that entrim does not know freezes the channels that go through it. A rule tells how the
-channels of the output are related to those of the inputs. It is called with the call of the
-operator while the network is traced, and returns the layout of the output.
+An operator without a rule freezes the channels that pass through it. A rule describes how the
+channels of the output are related to those of the inputs. It receives each call of the operator
+while the network is traced, and returns the layout of the output.
 """
 
 import torch

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -34,9 +35,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks_of(text: str) -> list[str]:
-    """Return the Python code of a document, without what it marks as not run."""
-    shown = re.sub(r"^<!-- not run: .*? -->\n```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"^```python\n(.*?)^```", shown, re.DOTALL | re.MULTILINE)
+    """Return the Python code of a document."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def name_of(document: Path) -> str:
@@ -48,12 +48,52 @@ def expected_output(block: str) -> list[str]:
     return re.findall(r"^# -> ?(.*)", block, re.MULTILINE)
 
 
-PAGES = [page for page in DOCUMENTS if page.parent != ROOT and blocks_of(page.read_text())]
+PAGES = [
+    page
+    for page in DOCUMENTS
+    if page.relative_to(ROOT) != Path("README.md") and blocks_of(page.read_text())
+]
+USER_PROJECT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.downsample = nn.Sequential(nn.Conv2d(inputs, width, 1, stride), nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        inner = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(inner + self.downsample(x))
+
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
+    *(Block(16, 16, 1), Block(16, 32, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+)
+data = TensorDataset(torch.randn(300, 3, 16, 16), torch.zeros(300, dtype=torch.long))
+train_loader = DataLoader(data, batch_size=64, shuffle=True)
+"""
+"""The network and the data that the README imports: a ResNet with the modules of torchvision."""
+
+
+def test_every_block_of_code_in_the_documents_is_executed_or_not_python() -> None:
+    for document in DOCUMENTS:
+        fences = re.findall(r"^ *```+ *([\w{}]*)$", document.read_text(), re.MULTILINE)
+        assert set(fences) <= {"", "python", "math"}, document
+        indented = re.findall(r"^ +```python", document.read_text(), re.MULTILINE)
+        assert not indented, document
 
 
 @functools.cache
 def page_variables() -> dict[str, Any]:
-    """Return the variables of the pages in docs/: network and images of a user, and a result."""
+    """Return the variables of the pages: network and images of a user, and a result."""
     torch.manual_seed(0)
     model = nn.Sequential(
         OrderedDict(
@@ -100,6 +140,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(
 @pytest.mark.parametrize("number", range(len(blocks_of(README))))
 def test_the_code_of_the_readme_runs_and_prints_what_it_says(number: int, tmp_path: Path) -> None:
     block = blocks_of(README)[number]
+    (tmp_path / "my_project.py").write_text(USER_PROJECT)
     run = subprocess.run(
         [sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path
     )
@@ -109,6 +150,34 @@ def test_the_code_of_the_readme_runs_and_prints_what_it_says(number: int, tmp_pa
 
 def test_the_readme_holds_an_example_of_ten_lines_that_says_what_it_prints() -> None:
     assert any(expected_output(block) for block in blocks_of(README))
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len(README.split()) <= 700
+
+
+def test_the_oldest_pytorch_is_that_of_the_project_file() -> None:
+    (oldest,) = re.findall(r'"torch>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
+    for page in (README, (ROOT / "docs/quick-start.md").read_text()):
+        assert re.findall(r"PyTorch ([0-9.]+) or newer", page) == [oldest]
+
+
+def test_the_version_is_written_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sources = [*(ROOT / "src").rglob("*.py"), ROOT / "docs/site/conf.py", ROOT / "CITATION.cff"]
+    assert [file for file in sources if f'"{project["version"]}"' in file.read_text()] == []
+
+
+@pytest.mark.parametrize("name", ["vgg16-full", "vgg16-groups", "resnet18"])
+def test_every_speed_up_of_the_tables_is_printed_with_its_spread(name: str) -> None:
+    page = (ROOT / "docs/reproduce.md").read_text()
+    record = json.loads((ROOT / f"experiments/results/reproduce/{name}.json").read_text())
+    assert record["measured"]
+    for one in record["measured"]:
+        timing, accuracy = one["timing"], one["pruned"]["accuracy"]
+        shown = f"| {timing['speedup']:.2f}x | {timing['deviation']:.2f} |"
+        rows = [line for line in page.splitlines() if f"{accuracy:.2f}" in line]
+        assert any(shown in line for line in rows), (one["row"], one["method"])
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

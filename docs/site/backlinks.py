@@ -26,7 +26,9 @@ def documented(name: str, known: Collection[str]) -> str:
     return name if name in known or not found else found[0]
 
 
-def mend(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+def correct_links(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object
+) -> None:
     """Rewrite the links of one page of source code."""
     if page.startswith("_modules/") and "body" in context:
         known = app.env.domains.python_domain.objects
@@ -37,5 +39,5 @@ def mend(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: o
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
-    app.connect("html-page-context", mend)
+    app.connect("html-page-context", correct_links)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

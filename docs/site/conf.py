@@ -53,6 +53,7 @@ PAGES = {
         "Distillation <distill>",
         "Search <search>",
         "The tables of the paper <reproduce>",
+        "Speed, solver, other libraries <benchmarks>",
     ],
     "Project": ["../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
     "Records": ["../experiments/results/*"],

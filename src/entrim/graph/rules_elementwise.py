@@ -77,7 +77,7 @@ def plane(call: OpCall) -> Result:
 
 
 _POINTWISE = (
-    "hardswish hardsigmoid relu6 selu celu softsign rrelu log_sigmoid hardshrink softshrink "
+    "hardswish hardsigmoid relu6 leaky_relu selu celu softsign rrelu log_sigmoid hardshrink softshrink "
     "tanhshrink threshold square copy masked_fill fill zero where clamp clip true_divide"
 )
 _COPIES = (

@@ -192,3 +192,11 @@ def test_integers_are_counts_and_floats_are_fractions() -> None:
 def test_columns_are_aligned() -> None:
     assert table([["", "a"], ["name", "123"]]) == "        a\nname  123"
     assert table([["", "a"], ["层", "1"], ["fc", "2"]]) == "    a\n层  1\nfc  2"
+    assert table([["n", "note"], ["1", "x"]], left=(1,)) == "n  note\n1  x"
+
+
+def test_tables_for_pipes_are_plain_and_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"COLUMNS": "20", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(variable, value)
+    long = "[red]" + "x" * 300
+    assert table([["", "a"], [long, "1"]]).splitlines()[1] == f"{long}  1"

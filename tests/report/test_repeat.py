@@ -11,9 +11,9 @@ import torch
 import entrim
 from entrim.records import Record
 from entrim.report import repeat
-from entrim.report.closing import describe
 from entrim.report.page import html
 from entrim.report.report_data import read
+from entrim.report.sections import describe
 from tests.report.runs import (
     HOSTILE,
     images,
@@ -147,7 +147,7 @@ def test_earlier_commands_come_first(eps: Path, before: Any, count: int) -> None
     data = read(eps)
     assert len(data.commands) == count
     assert data.command == ("entrim", "sparsify", "a b")
-    page = html(data).replace("&#x27;", "'")
+    page = html(data).replace("&#39;", "'")
     assert page.index("entrim sparsify 'a b'") > page.index("On the command line")
     if count == 3:
         assert "<code>entrim a</code><code>entrim b</code><code>entrim sparsify" in page

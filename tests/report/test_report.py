@@ -166,6 +166,24 @@ def test_hostile_names_are_escaped(eps: Path) -> None:
     assert "&lt;img src=x" in html(hostile)
 
 
+def test_scripts_in_names_and_notes_are_text(budget: Path) -> None:
+    data, script = read(budget), "<script>alert(1)</script>"
+    clean = html(data)
+    for changes in (
+        {"model": script},
+        {"notes": (script,)},
+        {"groups": tuple(replace(group, name=script) for group in data.record.groups)},
+        {"layers": tuple(replace(layer, layer=script) for layer in data.record.layers)},
+        {"frozen": ((script, 3, script),)},
+        {"score": Score(name=script, before=1.0, after=1.0, on=script)},
+        {"versions": {script: script}},
+    ):
+        page = html(replace(data, record=replace(data.record, **changes)))
+        assert page != clean
+        assert "<script" not in page
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
 def test_empty_sections_are_omitted(eps: Path) -> None:
     data = read(eps)
     bare = replace(data.record, groups=(), layers=(), frozen=(), notes=(), seconds={}, tradeoff=())
@@ -275,6 +293,4 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_tags_escape_text() -> None:
-    assert (
-        tag("a", "<b>", tag("i", "&"), title='"') == '<a title="&quot;">&lt;b&gt;<i>&amp;</i></a>'
-    )
+    assert tag("a", "<b>", tag("i", "&"), title='"') == '<a title="&#34;">&lt;b&gt;<i>&amp;</i></a>'

@@ -3,13 +3,13 @@
 import argparse
 import io
 import json
+import math
 import os
 import re
 import shutil
 import sys
 import textwrap
 import time
-import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
@@ -17,38 +17,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
 from entrim.callbacks import Callback, ProgressEvent
 from entrim.errors import CommandError, EntrimError, LoadError
 from entrim.records import Record
 from entrim.report.numbers import percent, seconds, short, size, times
 
-# Tables
+_UNLIMITED = 100_000
+"""The width of a stream that is not a terminal: lines are not wrapped."""
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows in columns: the first is aligned left, the others right."""
-    widths = [max(columns_of(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            _gap(cell, width) + cell if k else cell + _gap(cell, width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+def _console(stream: Any, file: Any = None) -> Console:
+    """Return a console for `stream`: without a terminal, it writes plain text.
+
+    With `file`, it writes there what it would write to `stream`.
+    """
+    terminal = stream is not None and stream.isatty()
+    return Console(
+        file=file or stream,
+        force_terminal=terminal,
+        width=None if terminal else _UNLIMITED,
+        highlight=False,
     )
 
 
-def columns_of(text: str) -> int:
-    """Return the columns that `text` takes on a terminal; East Asian characters take two.
+# Tables
 
-    >>> columns_of("conv"), columns_of("卷积"), columns_of("e\u0301")
-    (4, 4, 1)
+
+def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Return the rows in columns for stdout; the first row is the head.
+
+    The columns in `left` are aligned left, the others right.
     """
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
-    return len(text) + wide - sum(unicodedata.combining(letter) > 0 for letter in text)
-
-
-def _gap(text: str, width: int) -> str:
-    return " " * (width - columns_of(text))
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for k, name in enumerate(rows[0]):
+        justify = "left" if k in left else "right"
+        grid.add_column(Text(name), justify=justify, overflow="fold")
+    for row in rows[1:]:
+        grid.add_row(*map(Text, row))
+    _console(_RESULTS.get(sys.stdout), text := io.StringIO()).print(grid)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def size_table(record: Record) -> str:
@@ -123,6 +135,12 @@ def print_reading(model: str, images: str | None) -> None:
     print(f"reading {model}" + ("" if images is None else f" and {images}"), file=sys.stderr)
 
 
+def print_message(label: str, style: str, message: str) -> None:
+    """Print a message to stderr after a label in this style."""
+    line = Text.assemble((f"{label}:", style), f" {message}")
+    _console(sys.stderr).print(line, soft_wrap=True)
+
+
 def repair_streams() -> None:
     """Replace characters that stdout cannot encode, and open stderr if it is closed."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -141,22 +159,37 @@ def discard_stdout() -> None:
 # Progress
 
 
+class _TimeLeft(ProgressColumn):
+    """The time left according to the event, otherwise estimated from the finished steps."""
+
+    def render(self, task: Task) -> Text:
+        """Return the time left, or an empty text if it is unknown."""
+        known = task.fields["seconds_left"]
+        left = task.time_remaining if known is None else known
+        return Text(f"{seconds(math.ceil(left))} left" if left and not task.finished else "")
+
+
 @dataclass(slots=True)
 class ProgressDisplay(Callback):
-    """One line per stage: updated in place on a terminal, printed now and then elsewhere."""
+    """One line per stage: a progress bar on a terminal, printed now and then elsewhere."""
 
     stream: Any = field(default_factory=lambda: sys.stderr)
     every: float = 60.0
     """Seconds between two lines if the stream is not a terminal."""
     each: frozenset[str] = frozenset()
     """Stages of which every step is printed then."""
-    _first_event: ProgressEvent | None = None
-    """The first event of the current stage; the remaining time is estimated from it."""
-    _started_at: float = field(default_factory=time.monotonic)
+    refresh: float = 0.1
+    """Seconds between two updates of a progress bar."""
+    _console: Console = field(init=False)
+    _bar: Progress | None = None
+    """The progress bar of the current stage, on a terminal."""
     _last_event: ProgressEvent | None = None
-    _printed_at: float = field(default_factory=time.monotonic)
-    _open: bool = False
-    """Whether the last event does not have a finished line yet."""
+    _printed_at: float = field(init=False)
+    _pending: bool = False
+    """Whether the last event was not printed."""
+
+    def __post_init__(self) -> None:
+        self._console, self._printed_at = _console(self.stream), time.monotonic()
 
     def __enter__(self) -> "ProgressDisplay":
         return self
@@ -168,85 +201,78 @@ class ProgressDisplay(Callback):
     def print_heading(self, name: str) -> None:
         """Print a heading for the following steps."""
         self._end_stage()
-        self._first_event = None
-        self.stream.write(f"{name}:\n")
-        self.stream.flush()
+        self._last_event = None
+        self._console.print(Text(f"{name}:", "bold"))
 
     def on_step(self, event: ProgressEvent) -> None:
         """Show one step."""
-        first, last = self._first_event, self._last_event
-        if first is None or last is None or event.stage != first.stage or event.done < last.done:
+        last = self._last_event
+        if last is not None and (event.stage != last.stage or event.done < last.done):
             self._end_stage()
-            self._first_event, self._started_at = event, time.monotonic()
         self._last_event = event
-        if self.stream.isatty():
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._draw(event)
-        elif self._is_due(event):
-            self._write(event)
         else:
-            self._open = True
-        self.stream.flush()
+            self._log(event)
 
     def _end_stage(self) -> None:
         """Finish the line of a stage that ended before its total."""
-        if self._open and self.stream.isatty():
-            self.stream.write("\n")
-        elif self._open and self._last_event is not None:
-            self._write(self._last_event)
-        self._open = False
-        self.stream.flush()
-
-    def _write(self, event: ProgressEvent) -> None:
-        self._printed_at, self._open = time.monotonic(), False
-        line = f"{event.stage}: {event.done} of {event.total}  {event.detail}"
-        self.stream.write(line.rstrip() + "\n")
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        elif self._pending and self._last_event is not None:
+            self._print(self._last_event)
 
     def _draw(self, event: ProgressEvent) -> None:
-        """Redraw the line; final groups and layers get a permanent line above it."""
-        columns, final = _columns(self.stream), ""
+        """Update the progress bar; final groups and layers get a permanent line above it."""
+        if self._bar is None:
+            self._bar = self._new_bar(event)
         if event.is_final:
-            final = f"  {event.name:<24} {event.detail}"[:columns] + "\n"
-        self._open = event.done < event.total
-        end = "" if self._open else "\n"
-        self.stream.write(f"\r\x1b[K{final}{self._line(event)[:columns]}{end}")
+            line = Text(f"  {event.name:<24} {event.detail}")
+            self._console.print(line, no_wrap=True, overflow="ellipsis")
+        self._bar.update(
+            self._bar.task_ids[0],
+            completed=event.done,
+            text=f"{event.name}  {event.detail}".rstrip(),
+            seconds_left=event.seconds_left,
+        )
+        self._bar.start()  # draws it, unless it was started before
+        if event.done >= event.total:
+            self._end_stage()
+        elif time.monotonic() - self._printed_at >= self.refresh:
+            self._printed_at = time.monotonic()
+            self._bar.refresh()
 
-    def _is_due(self, event: ProgressEvent) -> bool:
+    def _new_bar(self, event: ProgressEvent) -> Progress:
+        """Return the progress bar of a stage.
+
+        There is no refresh thread, because user code may fork. The estimate of the time left uses
+        all steps, because one may take minutes.
+        """
+        bar = Progress(
+            TextColumn("{task.description:<11}", markup=False),
+            BarColumn(20),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}", markup=False),
+            _TimeLeft(),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=self._console,
+            auto_refresh=False,
+            speed_estimate_period=math.inf,
+            get_time=time.monotonic,
+        )
+        bar.add_task(event.stage, total=event.total, text="", seconds_left=None)
+        return bar
+
+    def _log(self, event: ProgressEvent) -> None:
         waited = time.monotonic() - self._printed_at >= self.every
-        return waited or event.done >= event.total or event.stage in self.each
+        self._pending = True
+        if waited or event.done >= event.total or event.stage in self.each:
+            self._print(event)
 
-    def _line(self, event: ProgressEvent) -> str:
-        full = 20 * event.done // max(event.total, 1)
-        left = event.seconds_left if event.seconds_left is not None else self._seconds_left(event)
-        ahead = f"  {_duration(left)} left" if left and event.done < event.total else ""
-        bar = "█" * full + "░" * (20 - full)
-        counts = f"{event.done}/{event.total}{ahead}"
-        return f"{event.stage:<11} {bar} {counts}  {event.name}  {event.detail}"
-
-    def _seconds_left(self, event: ProgressEvent) -> float | None:
-        """Return the estimated seconds left; None at the first step of a stage."""
-        since = event.done - (event.done if self._first_event is None else self._first_event.done)
-        pace = time.monotonic() - self._started_at
-        return pace / since * (event.total - event.done) if since > 0 else None
-
-
-def _duration(value: int | float) -> str:
-    """Return a time in words.
-
-    >>> _duration(0.2), _duration(7.4), _duration(400)
-    ('less than a second', '7 s', '7 min')
-    """
-    if value < 1:
-        return "less than a second"
-    return f"{value:.0f} s" if value < 120 else seconds(value)
-
-
-def _columns(stream: Any) -> int:
-    """Return how long a line may be without being wrapped."""
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):
-        columns = 0
-    return min(columns - 1 if columns > 1 else 100, 100)
+    def _print(self, event: ProgressEvent) -> None:
+        self._printed_at, self._pending = time.monotonic(), False
+        line = f"{event.stage}: {event.done} of {event.total}  {event.detail}"
+        self._console.print(Text(line.rstrip()))
 
 
 # Messages of the library, with options instead of parameters

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from entrim.cli import units
-from entrim.cli.console import columns_of, print_json, print_reading, print_result
+from entrim.cli.console import print_json, print_reading, print_result, table
 from entrim.cli.model import add_model, read_model
 from entrim.errors import CommandError
 from entrim.graph.channel_graph import ChannelGraph
@@ -141,15 +141,16 @@ def _operations(model: nn.Module) -> dict[str, str] | None:
 def tree(found: Sequence[Entry]) -> str:
     """Return the modules as a tree, with sizes on the right."""
     root = found[0]
-    stems = [_label(found, k) for k in range(len(found))]
-    wide = max(columns_of(stem) for stem in stems)
-    head = f"{' ' * wide}  {'parameters':>16}  {'MACs':>16}  channels"
-    lines = [
-        f"{stem}{' ' * (wide - columns_of(stem))}  {_part(e.params, root.params)}  "
-        f"{_part(e.macs, root.macs)}  {_describe(e)}"
-        for stem, e in zip(stems, found, strict=True)
+    rows = [
+        [
+            _label(found, k),
+            _part(entry.params, root.params),
+            _part(entry.macs, root.macs),
+            _describe(entry),
+        ]
+        for k, entry in enumerate(found)
     ]
-    return "\n".join(line.rstrip() for line in (head, *lines))
+    return table([["", "parameters", "MACs", "channels"], *rows], left=(0, 3))
 
 
 def _label(found: Sequence[Entry], place: int) -> str:
@@ -168,7 +169,7 @@ def _label(found: Sequence[Entry], place: int) -> str:
 
 
 def _part(value: int, full: int) -> str:
-    return f"{short(value):>8} {percent(value / max(full, 1)):>7}" if value else f"{'':>16}"
+    return f"{short(value)} {percent(value / max(full, 1)):>7}" if value else ""
 
 
 def _describe(entry: Entry) -> str:

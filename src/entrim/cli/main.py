@@ -18,6 +18,7 @@ from entrim.cli.console import (
     Parser,
     discard_stdout,
     error_message,
+    print_message,
     repair_streams,
     reserve_stdout,
     translate_options,
@@ -94,7 +95,8 @@ def _run(args: argparse.Namespace, options: Collection[str]) -> int:
 
     def show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
         if category.__module__.startswith("entrim"):  # others concern developers
-            print(f"entrim: warning: {translate_options(str(message), options)}", file=sys.stderr)
+            text = translate_options(str(message), options)
+            print_message("entrim: warning", "bold yellow", text)
 
     with warnings.catch_warnings(), _convert_sigterm(), reserve_stdout():
         warnings.showwarning = show_warning
@@ -123,7 +125,7 @@ def _convert_sigterm() -> Iterator[None]:
 def _fail(message: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"entrim: {message}", file=sys.stderr)
+    print_message("entrim", "bold red", message)
     return 1
 
 

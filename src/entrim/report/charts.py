@@ -3,9 +3,11 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from markupsafe import Markup
+
 from entrim.entropic.algorithm import THRESHOLD
 from entrim.records import TradeOff
-from entrim.report.markup import Markup, join, picture, tag
+from entrim.report.markup import join, picture, tag
 from entrim.report.numbers import percent, power_of_ten, short
 
 WIDE, HIGH = 300.0, 120.0

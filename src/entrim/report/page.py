@@ -1,12 +1,16 @@
-"""The page: sections in order and one style sheet, self-contained."""
+"""The page: a self-contained HTML file from the template of the report."""
 
 import os
-from importlib.resources import files
+from functools import cache
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from entrim.errors import SaveError
-from entrim.report import closing, sections, summary
-from entrim.report.markup import Markup, join, tag
+from entrim.report import charts, ribbon, sections
+from entrim.report.markup import bar
+from entrim.report.numbers import percent, power_of_ten, seconds
+from entrim.report.repeat import calls, command
 from entrim.report.report_data import ReportData, read
 from entrim.storage import atomic
 
@@ -14,20 +18,23 @@ FILE = "report.html"
 _TITLE = ", pruned by entrim"
 _BEGINNING = 4096
 """The first bytes of a page; they contain its title."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The browser loads and executes nothing, whatever the names of layers contain."""
-_SECTIONS = {
-    "warnings": ("Warnings", summary.warnings),
-    "network": ("The network", sections.network),
-    "tradeoff": ("The trade-off", sections.tradeoff),
-    "choices": ("Kept channels", sections.choices),
-    "refits": ("Reconstruction of the layers", sections.refits),
-    "distilled": ("Distillation", closing.distillation),
-    "frozen": ("Frozen channels", sections.frozen_channels),
-    "proof": ("Verification", closing.proof),
-    "time": ("Time", closing.time_taken),
-    "again": ("Reproduce", closing.repeat_section),
-}
+
+
+@cache
+def _environment() -> Environment:
+    """Return the environment of the templates; text is escaped unless it is Markup."""
+    environment = Environment(
+        loader=PackageLoader("entrim.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (percent, power_of_ten, seconds, bar, command, sections.sentence)
+    environment.filters |= {function.__name__: function for function in filters}
+    names = {"charts": charts, "ribbon": ribbon, "sections": sections, "calls": calls}
+    environment.globals |= names
+    return environment
 
 
 def html(data: ReportData) -> str:
@@ -42,21 +49,8 @@ def html(data: ReportData) -> str:
     >>> html(read(folder))[:15]
     '<!doctype html>'
     """
-    sections_of = {key: (title, draw(data)) for key, (title, draw) in _SECTIONS.items()}
-    shown = {key: pair for key, pair in sections_of.items() if pair[1] is not None}
-    body = tag(
-        "body",
-        tag("a", "Skip to the network", href="#network", class_="skip"),
-        summary.head(data),
-        tag(
-            "nav",
-            *(tag("a", title, href=f"#{key}") for key, (title, _) in shown.items()),
-            aria_label="Sections",
-        ),
-        tag("main", *(_section(key, *what) for key, what in shown.items())),
-        tag("footer", tag("p", f"Created by entrim from {data.folder}")),
-    )
-    return "<!doctype html>\n" + tag("html", _head(data), body, lang="en") + "\n"
+    template = _environment().get_template("report.html.jinja")
+    return template.render(data=data, record=data.record, title=f"{data.record.model}{_TITLE}")
 
 
 def write(folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> Path:
@@ -91,20 +85,3 @@ def is_report(file: Path) -> bool:
             return _TITLE.encode() in stream.read(_BEGINNING)
     except OSError:
         return False
-
-
-def _head(data: ReportData) -> Markup:
-    style = files("entrim.report").joinpath("style.css").read_text(encoding="utf-8")
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{data.record.model}{_TITLE}"),
-        tag("style", Markup(style)),
-    )
-
-
-def _section(key: str, title: str, content: Markup) -> Markup:
-    return tag("section", join(tag("h2", title), content), id=key)

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from entrim.report.markup import Markup, join, picture, tag
+from markupsafe import Markup
+
+from entrim.report.markup import join, picture, tag
 from entrim.report.report_data import Layer
 
 Point = tuple[int | float, int | float]

@@ -1,13 +1,14 @@
-"""Sections about widths, kept channels, refitted layers and frozen channels; None if empty."""
+"""The values that the sections of the report show."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from entrim.records import GroupRecord, TradeOff
-from entrim.report import charts, ribbon
-from entrim.report.markup import Markup, Part, bar, details, join, table, tag
-from entrim.report.numbers import percent, seconds
-from entrim.report.report_data import Layer, ReportData
+from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
+from entrim.report.markup import Part, bar
+from entrim.report.numbers import moment, percent, seconds, short, size, times
+from entrim.report.report_data import Layer
 
 WORDS = {
     "params": "parameters",
@@ -16,201 +17,223 @@ WORDS = {
     "latency": "per pass",
     "max_error": "error",
 }
+Row = list[Part]
 
 
-def network(data: ReportData) -> Markup | None:
-    """Return the layers as a ribbon and as a table."""
-    layers = data.layers
-    if not layers:
-        return None
-    note = " Heights are square roots of widths." if ribbon.uses_square_roots(layers) else ""
-    return join(
-        tag(
-            "p",
-            "Each step is a layer, in the order of the network's modules. The pale ribbon is the "
-            f"original width, the strong one the width after pruning.{note}",
-        ),
-        tag("figure", ribbon.across(layers), ribbon.down(layers), _legend()),
-        details(
-            "Every layer as a table",
-            table(
-                "Channels of every layer before and after",
-                ["layer", "before", "after", "kept", "note"],
-                [_layer_row(layer) for layer in layers],
-            ),
-        ),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One number at the top of the report."""
+
+    number: str
+    label: str
+    change: str
+    share: float | None = None
+    """The length of its bar."""
+    class_name: str | None = None
+
+
+def cards(record: Record) -> list[Card]:
+    """Return the score, the sizes and the latency, before and after."""
+    found = [
+        _size_card("parameters", "params", record, short),
+        _size_card("MACs per image", "macs", record, short),
+        _size_card("bytes in memory", "bytes", record, size),
+        _latency_card(record.before, record.after),
+    ]
+    return found if record.score is None else [_score_card(record), *found]
+
+
+def _score_card(record: Record) -> Card:
+    """Return the card of the metric, with a bar if the ratio of the scores is meaningful."""
+    score = record.score
+    assert score is not None
+    return Card(
+        number=f"{score.after:.4g}",
+        label=score.name,
+        change=f"{score.before:.4g} → {score.after:.4g}" + (f", on {score.on}" if score.on else ""),
+        share=score.after / score.before if score.before > 0 and score.after >= 0 else None,
+        class_name="score",
     )
 
 
-def _legend() -> Markup:
-    return tag(
-        "figcaption",
-        tag("span", class_="key kept"),
-        "kept ",
-        tag("span", class_="key gone"),
-        "removed ",
-        tag("span", class_="key whole"),
-        "all channels kept",
-        class_="legend",
+def _size_card(label: str, name: str, record: Record, write: Callable[[int | float], str]) -> Card:
+    before, after = getattr(record.before, name), getattr(record.after, name)
+    return Card(
+        number=times(before, after),
+        label=f"fewer {label}",
+        change=f"{write(before)} → {write(after)}",
+        share=share(record, name),
     )
 
 
-def _layer_row(layer: Layer) -> list[Part]:
+def _latency_card(before: Size, after: Size) -> Card:
+    """Return the card of the latency, and whether the difference is within the noise."""
+    faster = after.latency <= before.latency
+    significant = abs(before.latency - after.latency) > (before.deviation + after.deviation) / 2
+    ends = (before.latency, after.latency) if faster else (after.latency, before.latency)
+    return Card(
+        number=times(*ends),
+        label=("faster" if faster else "slower")
+        + (" here" if significant else " here, within the noise"),
+        change=f"{seconds(before.latency)} → {seconds(after.latency)} ± "
+        f"{seconds(after.deviation / 2)}, for {after.batch} image{'s' * (after.batch != 1)}",
+        share=after.latency / before.latency if before.latency else 1.0,
+        class_name="slower" if significant and not faster else None,
+    )
+
+
+def share(record: Record, name: str) -> float:
+    """Return the kept fraction of a size."""
+    return getattr(record.after, name) / max(getattr(record.before, name), 1)
+
+
+def layer_rows(layers: Sequence[Layer]) -> list[Row]:
+    """Return the widths of every layer, and why it was not pruned."""
+    return [_layer_row(layer) for layer in layers]
+
+
+def _layer_row(layer: Layer) -> Row:
     note = "; ".join(layer.reasons) or ("" if layer.included else "excluded")
     kept = percent(layer.after / max(layer.before, 1))
     return [layer.name, layer.before, layer.after, kept, note]
 
 
-def tradeoff(data: ReportData) -> Markup | None:
-    """Return the trade-off curve with the selected point."""
-    points = data.record.tradeoff
-    if not points:
-        return None
-    budget = data.record.settings.get("budget") or {}
-    kind = next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
-    limits = ", ".join(
-        f"{_limit_text(key, v)} {WORDS[key]}"
-        for key, v in budget.items()
-        if key in WORDS and v is not None
-    )
-    text = tag(
-        "p",
-        "Every group was pruned alone to measure the divergence of the outputs; the curve shows "
-        "the sum of these divergences, from the original network on the right to the narrowest. "
-        + (f"Budget: {limits}." if limits else "Without a budget, the knee of the curve is used."),
-    )
-    return join(
-        tag("div", text, tag("figure", *_both(points, kind)), class_="beside"),
-        details(
-            "The points as a table",
-            table(
-                "Sizes and predicted divergence",
-                ["parameters", "MACs", "bytes", "divergence", "selected"],
-                [
-                    [
-                        f"{p.params:,}",
-                        f"{p.macs:,}",
-                        f"{p.bytes:,}",
-                        f"{p.divergence:.3g}",
-                        _tick(p.selected),
-                    ]
-                    for p in points
-                ],
-            ),
-        ),
+def tradeoff_resource(budget: Mapping[str, Any]) -> str:
+    """Return the size on the horizontal axis of the trade-off curve."""
+    return next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
+
+
+def tradeoff_rows(points: Sequence[TradeOff]) -> list[Row]:
+    """Return the points of the trade-off curve."""
+    return [_tradeoff_row(point) for point in points]
+
+
+def _tradeoff_row(point: TradeOff) -> Row:
+    sizes = (f"{value:,}" for value in (point.params, point.macs, point.bytes))
+    return [*sizes, f"{point.divergence:.3g}", "selected" if point.selected else ""]
+
+
+def describe_limits(budget: Mapping[str, Any]) -> str:
+    """Return the limits of a budget in words; empty without a budget."""
+    return ", ".join(
+        f"{_describe_limit(key, value)} {WORDS[key]}"
+        for key, value in budget.items()
+        if key in WORDS and value is not None
     )
 
 
-def _both(points: Sequence[TradeOff], resource: str) -> list[Markup]:
-    return [charts.tradeoff(points, resource, WORDS[resource], wide) for wide in charts.WIDTHS]
-
-
-def _limit_text(resource: str, value: int | float) -> str:
+def _describe_limit(resource: str, value: int | float) -> str:
     if resource == "latency":
         return f"at most {seconds(value)}"
     share = resource == "max_error" or isinstance(value, float)
     return f"at most {percent(value) if share else f'{value:,}'}"
 
 
-def _tick(selected: bool) -> str:
-    return "selected" if selected else ""
-
-
-def choices(data: ReportData) -> Markup | None:
-    """Return a card for every group: kept channels, importances, and the descent of the solver."""
-    groups = data.record.groups
-    if not groups:
-        return None
-    lines = "Every mark is a channel; strong marks are kept."
-    if any(group.w for group in groups):
-        lines += (
-            " Below: the importance w of every channel, sorted, and the objective F after each "
-            "step. An optimality residual of 0 is an exact minimum."
-        )
+def common_reason(groups: Sequence[GroupRecord]) -> tuple[str | None, bool]:
+    """Return the reason that several groups share, or None, and whether all groups share it."""
     usual, count = Counter(group.reason for group in groups).most_common(1)[0]
-    if count > 1:
-        every = count == len(groups)
-        text = "All were selected in the same way" if every else "Unless a card states otherwise"
-        lines += f" {text}: {usual}."
-    cards = (_choice(group, usual if count > 1 else None) for group in groups)
-    return join(tag("p", lines), tag("div", *cards, class_="cards"))
+    return (usual, count == len(groups)) if count > 1 else (None, False)
 
 
-def _choice(group: GroupRecord, usual: str | None) -> Markup:
-    """Return the card of one group, with the reason of its selection if it is not the `usual`."""
-    shown = [charts.barcode(group.kept, group.channels)]
-    if group.w:
-        shown.append(charts.importance(group.w, set(group.kept)))
-    if len(group.trace) > 1:
-        shown.append(charts.descent(group.trace, group.optimality_residual))
-    notes = [] if group.reason == usual else [f"{group.reason[:1].upper()}{group.reason[1:]}."]
+def group_notes(group: GroupRecord, usual: str | None) -> str:
+    """Return the notes of a group, with the reason of its selection if it is not the `usual`."""
+    notes = [] if group.reason == usual else [sentence(group.reason)]
     if len(group.layers) > 1:
-        notes.append(f"Shared by {_some(group.layers)}.")
+        more = f" and {len(group.layers) - 3} more layers" if len(group.layers) > 3 else ""
+        notes.append(f"Shared by {', '.join(group.layers[:3])}{more}.")
     if group.stability is not None:
         notes.append(f"Stability {group.stability:.2f}.")
-    return tag(
-        "article",
-        tag("h3", group.name),
-        tag("p", tag("strong", len(group.kept)), f" of {group.channels} channels", class_="of"),
-        *shown,
-        tag("p", " ".join(notes), class_="small") if notes else None,
-        class_="card",
-    )
+    return " ".join(notes)
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more layers" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def sentence(text: str) -> str:
+    """Return a phrase as a sentence.
+
+    >>> sentence("greedy elimination")
+    'Greedy elimination.'
+    """
+    return f"{text[:1].upper()}{text[1:]}."
 
 
-def refits(data: ReportData) -> Markup | None:
-    """Return the error of every refitted layer."""
-    layers = data.record.layers
-    if not layers:
-        return None
-    most = _round_up(max(layer.error for layer in layers))
-    rows: list[list[Part]] = [
+def error_scale(layers: Sequence[LayerRecord]) -> float:
+    """Return the end of the error bars: the next of 0.001, 0.002, 0.005, 0.01, ..."""
+    largest = max(layer.error for layer in layers)
+    steps = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
+    return next((step for step in steps if step >= largest), largest)
+
+
+def refit_rows(layers: Sequence[LayerRecord], scale: float) -> list[Row]:
+    """Return the error of every refitted layer, and the size of its system of equations."""
+    return [
         [
             layer.layer,
-            bar(layer.error / most),
+            bar(layer.error / scale),
             percent(layer.error),
             f"{layer.columns:,}",
             f"{layer.rows:,}",
         ]
         for layer in layers
     ]
-    scale = percent(most)
-    return join(
-        tag(
-            "p",
-            "Each layer was fitted again on the kept channels. The bar is the squared error of its "
-            "outputs relative to their variance: 0 % is exact, 100 % is no better than the mean.",
-        ),
-        table(
-            f"Error of every refitted layer, in order; the bars end at {scale}",
-            ["layer", f"0 to {scale}", "error", "inputs", "equations"],
-            rows,
-            class_="bars",
-        ),
-    )
 
 
-def _round_up(value: int | float) -> float:
-    """Return the next of 0.001, 0.002, 0.005, 0.01, ..., the end of the bars."""
-    steps = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
-    return next((step for step in steps if step >= value), value)
-
-
-def frozen_channels(data: ReportData) -> Markup | None:
-    """Return the frozen channels by reason."""
-    if not data.record.frozen:
-        return None
+def frozen_rows(frozen: Sequence[tuple[str, int, str]]) -> list[Row]:
+    """Return the frozen layers by reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for layer, channels, reason in data.record.frozen:
+    for layer, channels, reason in frozen:
         reasons[reason].append(f"{layer} ({channels})")
-    return table(
-        "Channels that cannot be pruned, and why",
-        ["reason", "layers (channels)"],
-        [[reason, ", ".join(layers)] for reason, layers in reasons.items()],
-        class_="wrap",
-    )
+    return [[reason, ", ".join(layers)] for reason, layers in reasons.items()]
+
+
+def stages(record: Record) -> dict[str, float]:
+    """Return the seconds of the stages that took any."""
+    return {name: value for name, value in record.seconds.items() if value > 0}
+
+
+def environment_rows(record: Record) -> list[Row]:
+    """Return what else the result depends on, as far as the record contains it."""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    rows: list[tuple[str, str | int | None]] = [
+        ("finished", moment(record.date)),
+        ("versions", versions),
+        ("threads", record.threads),
+        ("seed", "no random numbers used" if record.seed is None else record.seed),
+    ]
+    for done in (*record.earlier, record.distilled):
+        if done is not None:
+            rows.append(("distillation finished", moment(done.date)))
+            rows.append(("seed of the distillation", done.settings.get("seed")))
+    rows.append(("checksum of the original network", record.original))
+    rows.append(("checksum of the images", record.images_checksum))
+    return [[name, value] for name, value in rows if value is not None]
+
+
+def setting_rows(settings: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield every setting; a configuration value as its type, then its fields."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and "type" in value:
+            yield [name, value["type"]]
+            yield from ([key, describe(key, v)] for key, v in value.items() if key != "type")
+        else:
+            yield [name, describe(name, value)]
+
+
+def describe(name: str, value: Any) -> str:
+    """Return a setting in words.
+
+    >>> describe("exclude", []), describe("residual_correction", True), describe("macs", None)
+    ('none', 'yes', 'not set')
+    >>> describe("memory_limit", 2 * 10**9), describe("exclude", ["fc", "conv1"])
+    ('2 GB', 'fc, conv1')
+    """
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "memory_limit":
+        return size(value)
+    if isinstance(value, Mapping):
+        given = [f"{key} {describe('', part)}" for key, part in value.items() if part is not None]
+        return "; ".join(given) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(describe("", part) for part in value) or "none"
+    return str(value)

@@ -1,11 +1,12 @@
-"""Files that are replaced in one step: whoever reads, or is killed, sees the old or the new."""
+"""Files that are replaced atomically: a reader, or a killed writer, leaves the old or the new."""
 
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+
+from filelock import lock_descriptor
 
 try:
     import fcntl
@@ -14,10 +15,10 @@ except ImportError:  # Windows
 
 
 def write(file: Path, content: bytes) -> None:
-    """Put `content` into `file` in one step, and on the disk before returning.
+    """Replace `file` atomically with `content`, flushed to disk before returning.
 
-    What a killed write leaves behind has a name of its own, which the next write of the same file
-    takes again. One process at a time may write a file.
+    A killed write leaves a temporary file, which the next write of the same file overwrites. Only
+    one process at a time may write a file.
     """
     part = file.with_name(f".entrim-{hashlib.sha256(file.name.encode()).hexdigest()[:32]}.part")
     try:
@@ -33,7 +34,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def sync_folder(place: Path) -> None:
-    """Put the names in `place` on the disk, where the system lets a folder be opened."""
+    """Flush the directory entries of `place` to disk, on systems that support it."""
     if os.name != "posix":
         return
     handle = os.open(place, os.O_RDONLY)
@@ -45,31 +46,30 @@ def sync_folder(place: Path) -> None:
 
 @contextmanager
 def exclusive_lock(lock: Path, *, wait: bool = True) -> Iterator[None]:
-    """Wait until no other process holds the file `lock`; a killed one does not keep others out.
+    """Hold the file `lock` exclusively; the lock of a killed process is released.
 
-    Without `wait` a BlockingIOError says that one does. Where files cannot be locked (Windows, some
-    network file systems), there must be one process only.
+    Without `wait`, raise BlockingIOError if another process holds it. The content of the file does
+    not change, so a data file can be its own lock: `filelock.FileLock` would truncate it. On file
+    systems without locks, nothing is locked, and only one process may run.
     """
     with lock.open("ab") as stream:
-        if fcntl is not None:
-            _lock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            locked = lock_descriptor(stream.fileno(), blocking=wait)
+        except OSError:  # a file system without locks
+            locked = True
+        if not locked:
+            raise BlockingIOError(f"{lock} is locked by another process: wait for it")
         yield
 
 
 @contextmanager
 def shared_lock(lock: Path) -> Iterator[None]:
-    """Hold the file `lock` with others that do, and keep out who wants to be `alone` with it."""
+    """Hold the file `lock` together with other shared locks; `exclusive_lock` is kept out.
+
+    filelock has no shared locks on existing files. On Windows, nothing is locked.
+    """
     with lock.open("ab") as stream:
         if fcntl is not None:
-            _lock(stream, fcntl.LOCK_SH)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(stream, fcntl.LOCK_SH)
         yield
-
-
-def _lock(stream: IO[bytes], flags: int) -> None:
-    assert fcntl is not None
-    try:
-        fcntl.flock(stream, flags)
-    except BlockingIOError:
-        raise
-    except OSError:  # a file system without locks
-        pass

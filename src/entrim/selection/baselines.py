@@ -87,8 +87,8 @@ class Scores:
         values = [float(value) for value in found]
         if len(values) != group.channels or any(map(math.isnan, values)):
             raise BadSettingError(
-                f"the scores of {group.name} must be {group.channels} numbers, one per channel and "
-                f"not NaN, got {values}"
+                f"the scores of {group.name} must be {group.channels} numbers, one per channel, "
+                f"none of them NaN, got {len(values)} numbers"
             )
         return values
 

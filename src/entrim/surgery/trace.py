@@ -90,8 +90,8 @@ def _check_hooks(model: nn.Module, example_inputs: ExampleInputs) -> None:
             outputs.append(leaves(call(copy.eval(), example_inputs)))
     if difference(*outputs) > 0:
         raise TraceError(
-            "a forward hook changes the outputs of the network, and hooks cannot be traced: move its "
-            "computation to forward(), or remove the hook"
+            "a forward hook changes the outputs of the network, and hooks cannot be traced: move "
+            "its computation to forward(), or remove the hook"
         )
 
 

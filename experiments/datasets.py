@@ -244,9 +244,9 @@ def _plain(folder: Path, name: str) -> bytes:
 
 
 def _idx_body(content: bytes, dims: int) -> Content:
-    """Return what follows the header: two zeros, the type (8: bytes), a length a dimension."""
+    """Return the data after the header: two zeros, the type (8: bytes), one size per dimension."""
     if content[:4] != bytes([0, 0, 8, dims]):
-        raise ValueError(f"this is no idx file of bytes in {dims} dimensions")
+        raise ValueError(f"the file is not an idx file of bytes in {dims} dimensions")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dims)
 
 
@@ -396,11 +396,13 @@ def imagenet_samples(classes: Sequence[int] | None = None) -> Dataset:
     folder = asset("data", "imagenet-samples")
     files = sorted(folder.glob("*.jpg"))
     if len(files) != _SAMPLES:
-        raise DataError(f"{folder} holds {len(files)} of {_SAMPLES} images: copy it again")
+        raise DataError(f"{folder} contains {len(files)} of {_SAMPLES} images: copy it again")
     chosen = list(range(_SAMPLES) if classes is None else classes)
     outside = [label for label in chosen if not 0 <= label < _SAMPLES]
     if outside or not chosen:
-        raise BadSettingError(f"classes {outside} of ImageNet: pass some of 0 to 999")
+        raise BadSettingError(
+            f"classes must be a non-empty list of integers from 0 to 999, got {chosen}"
+        )
     images = []
     for label in chosen:
         with Image.open(files[label]) as picture:

@@ -336,10 +336,10 @@ class TrainedModel:
     """Where the weights come from, in words."""
 
     def images(self, count: int) -> Tensor:
-        """Return unlabelled training images, normalized, drawn by the seed."""
+        """Return unlabeled training images, normalized and drawn by the seed."""
         if not 1 <= count <= len(self.train_set):
             raise BadSettingError(
-                f"{count} images of {len(self.train_set):,}: ask for some of them"
+                f"count must be an integer from 1 to {len(self.train_set):,}, got {count}"
             )
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(self.train_set), generator=generator)[:count]

@@ -1,6 +1,7 @@
 """Definitions and parameters use the terms of the field, not the names of an earlier version."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,22 @@ percent_right layers skip example positions correct journal held_out Sparsified
 """
 NAMES = frozenset(REPLACED.split())
 PREFIXES = ("refuse_", "demand_")
+PHRASES = ("hand over", "handed over", "handed out", "so many", "told", "unlabelled", "normalis")
+CHECKED = (
+    *(
+        f"src/entrim/{name}.py"
+        for name in ("__init__", "__main__", "callbacks", "config", "errors")
+    ),
+    *(f"src/entrim/{name}.py" for name in ("pipeline", "records", "results")),
+    *(
+        f"src/entrim/{package}"
+        for package in (
+            *("allocation", "calibration", "entropic", "export", "graph", "reconstruction"),
+            *("selection", "spartan", "surgery"),
+        )
+    ),
+    "experiments",
+)
 
 
 def definitions(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
@@ -41,6 +58,14 @@ def definitions(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                 for target in targets:
                     if isinstance(target, ast.Name):
                         yield entry.lineno, target.id, "variable"
+
+
+def phrases_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and phrase of every phrase to avoid in string literals and docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = " ".join(node.value.lower().split())
+            yield from ((node.lineno, p) for p in PHRASES if re.search(rf"\b{p}", text))
 
 
 def is_replaced(name: str, role: str) -> bool:
@@ -73,3 +98,21 @@ def test_the_check_finds_replaced_names() -> None:
     code = "class Market:\n    damage: float\n    def f(self, wanted, *, on_step=None): ...\n"
     found = [name for _, name, kind in definitions(ast.parse(code)) if is_replaced(name, kind)]
     assert sorted(found) == ["Market", "damage", "on_step", "wanted"]
+
+
+@pytest.mark.parametrize("place", CHECKED)
+def test_texts_avoid_archaic_phrases_and_british_spelling(place: str) -> None:
+    path = ROOT / place
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {phrase}"
+        for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
+        for line, phrase in phrases_in(ast.parse(file.read_text()))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_check_finds_phrases_across_lines() -> None:
+    code = (
+        'def f():\n    """Return what was handed\n    over."""\n    raise ValueError("So many")\n'
+    )
+    assert sorted(phrase for _, phrase in phrases_in(ast.parse(code))) == ["handed over", "so many"]

@@ -1,4 +1,4 @@
-"""What measures the sensitivity of a group: candidates for the allocation, at equal budgets.
+"""Candidate measures of sensitivity for the allocation, compared at equal budgets.
 
 `python -m experiments bench candidates` measures what is missing in its ledger and writes the
 table; with names of networks only those. Needs ENTRIM_ASSETS.
@@ -25,7 +25,7 @@ from experiments.benchmarks.widths import load_model
 NETWORKS = ("lenet", "cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16")
 TIMES = (2.0, 3.0)
 IMAGES = 256
-"""For gradients; as many as the default measures on."""
+"""Number of images for gradients, the same as for the default."""
 DRAWS = 4
 """Labels drawn from the network's own probabilities for each image."""
 Curves = dict[str, SensitivityCurve]
@@ -186,7 +186,7 @@ def _hook(captured: _Captured) -> Callable[[nn.Module, tuple[Tensor, ...], Tenso
 
 
 Prune = Callable[[float], nn.Module]
-"""Returns the network with so many times fewer MACs."""
+"""Returns the network with MACs reduced by this factor."""
 
 
 def allocate_with(pruner: type[entrim.Pruner]) -> Callable[[BenchmarkModel], Prune]:

@@ -19,7 +19,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BenchmarkModel:
-    """One trained network with unlabelled training images and the labelled test images."""
+    """One trained network with unlabeled training images and the labeled test images."""
 
     name: str
     model: nn.Module
@@ -49,7 +49,7 @@ class BenchmarkModel:
         }
 
     def prune(self, **options: Any) -> dict[str, Any]:
-        """Return what `sparsify` with these options saves and costs, without training."""
+        """Return savings, cost and accuracy of `sparsify` with these options, without training."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = entrim.sparsify(self.model, self.images, **options)

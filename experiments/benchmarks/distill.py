@@ -1,4 +1,4 @@
-"""The accuracy that distillation recovers on ResNet-20, with 500 and 5,000 unlabelled images.
+"""The accuracy that distillation recovers on ResNet-20, with 500 and 5,000 unlabeled images.
 
 `python -m experiments bench distill` measures what is missing in its ledger, then writes the
 tables; with names of parts (report, choose) only those. Needs ENTRIM_ASSETS.

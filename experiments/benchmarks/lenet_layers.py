@@ -23,7 +23,7 @@ MOST_SUBSETS = 13_000
 
 @dataclass(frozen=True)
 class Case:
-    """A trained LeNet and the moments of its prunable layers on unlabelled training images."""
+    """A trained LeNet and the moments of its prunable layers on unlabeled training images."""
 
     model: LeNet
     moments: dict[str, entrim.Moments]

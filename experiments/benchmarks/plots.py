@@ -55,7 +55,7 @@ def plot_curves(points: Points, name: str, file: Path) -> None:
     axes.set(
         xlabel="MACs, times fewer",
         ylabel="test accuracy, %",
-        title=f"{name}: 500 unlabelled images, nothing trained",
+        title=f"{name}: 500 unlabeled images, nothing trained",
         xlim=(1.1, 3.3),
     )
     _finish(figure, axes, file, "lower left")
@@ -78,7 +78,7 @@ def plot_images(points: Points, name: str, file: Path) -> None:
     )
     axes.set(
         xscale="log",
-        xlabel="unlabelled images",
+        xlabel="unlabeled images",
         ylabel="test accuracy, %",
         title=f"{name}: half the channels inside the blocks, nothing trained",
     )

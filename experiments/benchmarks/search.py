@@ -48,7 +48,7 @@ def network() -> nn.Sequential:
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Fit `model` to the labelled images."""
+    """Fit `model` to the labeled images."""
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(x)).split(100):
@@ -65,7 +65,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 class DigitsModel:
-    """A trained network, and three disjoint sets of labelled images."""
+    """A trained network, and three disjoint sets of labeled images."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -162,7 +162,7 @@ def budget(trained: DigitsModel) -> dict[str, Any]:
     return {"at": at}
 
 
-UNLABELLED = {"one width for all layers": uniform, "a budget, without labels": budget}
+WITHOUT_LABELS = {"one width for all layers": uniform, "a budget, without labels": budget}
 
 
 def mean(values: Sequence[float]) -> float:
@@ -186,7 +186,7 @@ def main() -> None:
             points.setdefault(kind, []).append(
                 ledger.point(f"{kind} {seed}", lambda s=trained, k=kind: run_search(s, k))
             )
-        for name, find in UNLABELLED.items():
+        for name, find in WITHOUT_LABELS.items():
             points.setdefault(name, []).append(
                 ledger.point(f"{name} {seed}", lambda s=trained, find=find: find(s))
             )

@@ -40,7 +40,7 @@ def accuracy(point: Mapping[str, Any]) -> str:
 
 
 def rows_of(points: Points, start: str) -> list[list[object]]:
-    """Return key, MACs, parameters, accuracies and seconds of every point that starts so."""
+    """Return key, MACs, parameters, accuracies and seconds of every point with this prefix."""
     return [
         [
             key.removeprefix(start).strip(),
@@ -64,7 +64,7 @@ def curve_section(points: Points, name: str) -> str:
     mine = {k: v for k, v in points.items() if k.startswith(name) and not k.startswith(others)}
     found = points.get(f"{name} + correction 0.5")
     lines = [
-        f"## Accuracy against MACs, {name}, 500 unlabelled images, nothing trained",
+        f"## Accuracy against MACs, {name}, 500 unlabeled images, nothing trained",
         "The number behind a method is the fraction of channels kept inside every block, the eps, "
         "the ridge, or (stream too) the fraction kept in all groups.",
         table(HEADER, rows_of(mine, name)),

@@ -126,7 +126,7 @@ def main() -> None:
                 ledger.point(f"{name} | {request}", lambda n=name, r=request: run(n, r))
     points = ledger.points()
     note = (
-        "500 unlabelled images, nothing trained, accuracy on test images 5,000-9,999. Latencies "
+        "500 unlabeled images, nothing trained, accuracy on test images 5,000-9,999. Latencies "
         "are medians, original and smaller network measured one after the other."
     )
     sections = [note, cost_section(points), saved_section(points)]

@@ -25,7 +25,7 @@ PARTS = 400
 
 
 def load_model(name: str) -> BenchmarkModel:
-    """Return one network, 500 unlabelled training images and the test images."""
+    """Return one network, 500 unlabeled training images and the test images."""
     if name != "lenet":
         return BenchmarkModel.of(name)
     train, test = load_mnist("train")[:500], load_mnist("test")

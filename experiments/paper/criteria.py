@@ -16,7 +16,7 @@ from experiments.errors import MissingPackageError
 from experiments.models import TrainedModel
 
 _LABELLED = 500
-"""Images with labels over which a gradient is averaged; the other criteria use as many without."""
+"""Number of labeled images for a gradient; other criteria use the same number without labels."""
 _BATCH = 100
 BATCHNORM = "BatchNorm scale"
 ChannelScores = dict[str, Float[Tensor, " channels"]]
@@ -78,7 +78,7 @@ def _torch_pruning_criterion(name: str, labelled: bool = False) -> Criterion:
 
 
 def _accumulate_gradients(model: nn.Module, trained: TrainedModel) -> None:
-    """Leave the gradients of the loss on some labelled images in `model`."""
+    """Leave the gradients of the loss on labeled images in `model`."""
     some = trained.train_set[:_LABELLED]
     with torch.enable_grad():
         for images, labels in zip(

@@ -20,7 +20,7 @@ from experiments.training import reinitialize
 from experiments.work import NotFinishedError, Point, ReportCallback, Work
 
 IMAGES = 500
-"""Unlabelled images that a network is pruned with."""
+"""Number of unlabeled images for pruning."""
 _EXAMPLES = 4
 MIN_DECREASE = 3e-3
 """Where the paper's alternation stops. It names no figure; with this one two LeNets keep as many
@@ -212,7 +212,7 @@ def sparsify_options(trained: TrainedModel, row: Row, method: str) -> dict[str, 
 
 
 def to_plain(value: Any) -> Any:
-    """Return options as JSON holds them; of a configuration value what differs from the default.
+    """Return options as JSON data; configuration values without fields at their default.
 
     >>> to_plain({"budget": Budget(params=0.5), "reconstruction": None})
     {'budget': {'type': 'Budget', 'params': 0.5}, 'reconstruction': None}

@@ -43,7 +43,7 @@ class Cell:
         """Return `value` to the digits that this cell prints."""
         match = _NUMBER.fullmatch(self.printed)
         if match is None:
-            raise BadSettingError(f"{self.printed!r} is no figure: check its value first")
+            raise BadSettingError(f"the cell {self.printed!r} is not a number: check `value` first")
         power = int(match["power"] or 0)
         return float(f"{value / 10**power:.{len(match['decimals'] or '')}f}e{power}")
 

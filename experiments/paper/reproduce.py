@@ -40,10 +40,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if min(self.seeds, default=-1) < 0:
-            raise BadSettingError(f"seeds are {list(self.seeds)}: name whole numbers from 0")
+            raise BadSettingError(f"seeds must be non-negative integers, got {list(self.seeds)}")
         if min(self.epochs or (1,)) < 1:
             raise BadSettingError(
-                f"epochs are {list(self.epochs or ())}: name whole numbers from 1, or none at all"
+                f"epochs must be positive integers, got {list(self.epochs or ())}"
             )
 
 

@@ -254,7 +254,7 @@ STUDIES = {
     for study in (
         Study(
             name="images",
-            title="how many unlabelled images are enough, at the same widths",
+            title="the number of unlabeled images, at the same widths",
             variants=tuple(
                 Variant(name=f"{count:,} images", options=_by_selector("greedy"), images=count)
                 for count in COUNTS

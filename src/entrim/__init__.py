@@ -1,4 +1,4 @@
-"""Make a pre-trained CNN physically smaller, from a few hundred unlabelled images."""
+"""Make a pre-trained CNN physically smaller, from a few hundred unlabeled images."""
 
 from importlib import import_module
 from importlib.metadata import version

@@ -20,19 +20,19 @@ class ProgressEvent:
         trace, resume, collect, select, sensitivity, allocate, reconstruct, prune or measure; search
         or distill.
     name : str
-        What was finished: a batch, a group, a layer, a trial, an epoch.
+        The finished item: a batch, a group, a layer, a trial or an epoch.
     done : int
-        Finished steps of the stage.
+        Number of finished steps of the stage.
     total : int
-        All steps of the stage.
-    detail : str
-        One phrase about the result of the step.
+        Number of all steps of the stage.
+    detail : str, default ""
+        Short description of the result of the step.
     loss : float, optional
-        Of the batch, in a training.
+        Loss of the batch, in a training.
     seconds_left : float, optional
-        Estimated, without early stopping.
-    is_final : bool
-        Whether the step decides a group of channels or a layer: a line of the result.
+        Estimated remaining time, without early stopping.
+    is_final : bool, default False
+        Whether the step determines the result for a group of channels or a layer.
     """
 
     stage: str
@@ -47,9 +47,9 @@ class ProgressEvent:
 
 @runtime_checkable
 class Callback(Protocol):
-    """Receives the progress of a call; subclass it and override what you need.
+    """Receives the progress of a call; subclass it and override the methods that you need.
 
-    Exceptions that a method raises end the call.
+    An exception raised by a method ends the call.
     """
 
     def on_stage_begin(self, stage: str) -> None:
@@ -59,12 +59,12 @@ class Callback(Protocol):
         """Handle a finished step."""
 
     def on_stage_end(self, stage: str, seconds: float) -> None:
-        """Handle the end of a stage that took this long."""
+        """Handle the end of a stage that took `seconds`."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Reports stages and steps to callbacks, adds up seconds by stage and keeps the warnings."""
+    """Reports stages and steps to callbacks, times the stages, and stores warnings."""
 
     callbacks: Sequence[Callback] = ()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -75,19 +75,19 @@ class Progress:
         """Return the progress for the `callbacks` of a public call."""
         if callbacks is not None and not isinstance(callbacks, Sequence):
             raise BadSettingError(
-                f"callbacks is a {type(callbacks).__name__}: pass a list of entrim.Callback"
+                f"callbacks must be a list of entrim.Callback, got {type(callbacks).__name__}"
             )
         known = tuple(callbacks or ())
         for callback in known:
             if not callable(getattr(callback, "on_step", None)):
                 raise BadSettingError(
-                    f"a callback is a {type(callback).__name__}: subclass entrim.Callback"
+                    f"a callback must be an entrim.Callback, got {type(callback).__name__}"
                 )
         return cls(known)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time the block as part of the stage called `name`."""
+        """Add the time of the block to the stage called `name`."""
         for callback in self.callbacks:
             callback.on_stage_begin(name)
         begin = time.perf_counter()
@@ -110,7 +110,7 @@ class Progress:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Report nothing in the block, and keep no warnings."""
+        """Report nothing in the block, and store no warnings."""
         callbacks, notes = self.callbacks, self.notes
         self.callbacks, self.notes = (), []
         try:
@@ -134,6 +134,6 @@ class Progress:
             callback.on_step(event)
 
     def warn(self, note: str, category: type[UserWarning]) -> None:
-        """Warn the user, and keep the sentence for the record."""
+        """Issue a warning, and store it for the record."""
         self.notes.append(note)
         warnings.warn(note, category, stacklevel=3)

@@ -1,47 +1,47 @@
-"""The names of what can go wrong, each message ending in its remedy."""
+"""Errors and warnings; each message states the problem and its remedy."""
 
 
 class EntrimError(Exception):
-    """Anything that entrim refuses; the message names the remedy."""
+    """Base class of all errors; the message states the problem and its remedy."""
 
 
 class BadRowsError(EntrimError, ValueError):
-    """The rows or sums handed over cannot be statistics of a layer."""
+    """Rows or sums are not valid statistics of a layer."""
 
 
 class BadSettingError(EntrimError, ValueError):
-    """A setting is outside its range."""
+    """An argument or option is invalid."""
 
 
 class DeadInputError(EntrimError, ValueError):
-    """Every input channel is zero on every row, so there is nothing to choose from."""
+    """All input channels are zero on every row, so none can be selected."""
 
 
 class GramTooLargeError(EntrimError, MemoryError):
-    """The second moments of this many columns would not fit the memory limit."""
+    """The Gram matrix would exceed the memory limit."""
 
 
 class SingularMomentsError(EntrimError, ArithmeticError):
-    """The normal equations are not positive definite, although they are ridged above rounding."""
+    """The normal equations are not positive definite in spite of their ridge."""
 
 
 class MissingExtraError(EntrimError, ImportError):
-    """Something needs packages of an optional extra that are not installed."""
+    """Packages of an optional extra are required, but not installed."""
 
     def __init__(self, what: str, packages: str, extra: str) -> None:
         listed = " and ".join(packages.replace(" ", ", ").rsplit(", ", 1))
         super().__init__(
-            f"{what} needs {listed}: pip install {packages}, or in a checkout of entrim all of the "
-            f'extra with pip install ".[{extra}]"'
+            f"{what} needs {listed}: pip install {packages}, or in a checkout of entrim "
+            f'pip install ".[{extra}]"'
         )
 
 
 class TraceError(EntrimError, ValueError):
-    """The network cannot be followed from its inputs to its outputs."""
+    """The network cannot be traced from its inputs to its outputs."""
 
 
 class NothingToCutError(TraceError):
-    """Every channel of the network is frozen, so there is nothing to choose from."""
+    """All channels of the network are frozen, so none can be pruned."""
 
 
 class PlanError(EntrimError, ValueError):
@@ -49,19 +49,19 @@ class PlanError(EntrimError, ValueError):
 
 
 class SurgeryError(EntrimError, ArithmeticError):
-    """The smaller network does not compute what the plan says, so it is not handed out."""
+    """Verification of the pruned network failed, so it is not returned."""
 
 
 class SaveError(EntrimError, OSError):
-    """A network cannot be saved here; what the folder held before is still there."""
+    """A network cannot be saved; the previous content of the folder is unchanged."""
 
 
 class LoadError(EntrimError, ValueError):
-    """A saved network is damaged, of a newer format, or of another network."""
+    """A saved network is damaged, has a newer format, or belongs to another network."""
 
 
 class ExportError(EntrimError, RuntimeError):
-    """A network cannot be written for another runtime, or would say something else there."""
+    """A network cannot be exported, or its exported outputs differ."""
 
 
 class CheckpointError(EntrimError, ValueError):
@@ -69,7 +69,7 @@ class CheckpointError(EntrimError, ValueError):
 
 
 class OtherRunError(CheckpointError):
-    """What was kept of an unfinished run belongs to another one."""
+    """The checkpoints belong to another run."""
 
 
 class ScratchError(EntrimError, OSError):
@@ -77,19 +77,19 @@ class ScratchError(EntrimError, OSError):
 
 
 class DataError(EntrimError, OSError):
-    """A dataset or a pre-trained network cannot be had."""
+    """A dataset or a pre-trained network is not available."""
 
 
 class BadImagesError(EntrimError, ValueError):
-    """The images cannot tell which channels matter."""
+    """The images cannot be used for calibration."""
 
 
 class BudgetError(EntrimError, ValueError):
-    """No network that can be reached by cutting keeps the budget."""
+    """No pruned network satisfies the budget."""
 
     @classmethod
     def size(cls, resource: str, limit: int | float, lowest: int | float) -> "BudgetError":
-        """Return the error of a size that cannot be reached."""
+        """Return the error for a size that cannot be reached."""
         return cls(
             f"a budget of {limit:,} {resource} cannot be met: with every group at its minimum "
             f"width the network still has {lowest:,}; allow at least that, or prune more groups "
@@ -98,52 +98,53 @@ class BudgetError(EntrimError, ValueError):
 
     @classmethod
     def latency(cls, limit: int | float, lowest: float) -> "BudgetError":
-        """Return the error of a time that cannot be reached."""
+        """Return the error for a latency that cannot be reached."""
         return cls(
-            f"a latency of {1e3 * limit:.3g} ms cannot be kept: the narrowest network still takes "
-            f"{1e3 * lowest:.3g} ms here; allow more than that, or let more groups be cut"
+            f"a latency of {1e3 * limit:.3g} ms cannot be met: the narrowest network still takes "
+            f"{1e3 * lowest:.3g} ms on this machine; allow more than that, or prune more groups "
+            "(include=, exclude=)"
         )
 
     @classmethod
     def contradiction(cls, limit: int | float, found: float) -> "BudgetError":
-        """Return the error of an output error that the other limits do not allow."""
+        """Return the error for a `max_error` that the other limits exclude."""
         return cls(
             f"max_error={limit:.3g} contradicts the rest of the budget, which leads to an error of "
-            f"{found:.3g}: allow that much, or a larger network"
+            f"{found:.3g}: allow this error, or a larger network"
         )
 
 
 class SearchError(EntrimError, RuntimeError):
-    """A search found nothing, because every trial failed."""
+    """All trials of a search failed."""
 
 
 class StorageError(EntrimError, OSError):
-    """A search cannot be kept in this file, or the file holds another one."""
+    """A search cannot be stored in this file, or the file contains another search."""
 
 
 class CommandError(EntrimError, ValueError):
-    """The command line names something that cannot be used."""
+    """An argument of the command line is invalid."""
 
 
 class CalibrationWarning(UserWarning):
-    """The images may not be what the network expects, or too few."""
+    """The images may differ from those of the training, or be too few."""
 
 
 class NothingCutWarning(UserWarning):
-    """Every channel was kept, because the penalty is too small."""
+    """No channel was removed."""
 
 
 class RolledBackWarning(UserWarning):
-    """A group was left at its full width, because the network's own code cannot follow its cut."""
+    """A group was not pruned, because the code of the network depends on its size."""
 
 
 class BudgetWarning(UserWarning):
-    """The finished network was measured above a size that was asked for."""
+    """The pruned network exceeds a requested size."""
 
 
 class LatencyWarning(BudgetWarning):
-    """The finished network was measured above the latency that was asked for."""
+    """The measured latency of the pruned network exceeds the requested one."""
 
 
 class DivergedWarning(UserWarning):
-    """A training ended in NaN or infinity; the best state before that is handed out."""
+    """Training diverged to NaN or infinity; the best state before is returned."""

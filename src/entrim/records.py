@@ -1,4 +1,4 @@
-"""The shape of every result that is written down."""
+"""Records of results as plain data that can be saved as JSON."""
 
 import dataclasses
 import json
@@ -13,19 +13,19 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """What was decided about one group of channels, and why."""
+    """The selection in one group of channels, and its reason."""
 
     name: str
     layers: tuple[str, ...]
     """The layers that produce the channels."""
     readers: tuple[str, ...]
-    """The layers that read them."""
+    """The layers that consume the channels."""
     channels: int
     kept: tuple[int, ...]
     reason: str
-    """The sentence that says how these channels were chosen."""
+    """How the channels were selected, as one phrase."""
     w: tuple[float, ...] | None = None
-    """The importance of every channel, where the choice was entropic."""
+    """Importance of each channel, if the selection was entropic."""
     eps_w: float | None = None
     eps_l2: float | None = None
     loss: float | None = None
@@ -34,70 +34,70 @@ class GroupRecord:
     """F after every accepted step."""
     ridge_solves: int = 0
     stability: float | None = None
-    """Mean overlap (Jaccard) of the kept set with those of resampled images, on request."""
+    """Mean Jaccard overlap of the kept set with those of bootstrap samples, if requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRecord:
-    """How well a refitted layer still does its work."""
+    """The accuracy of a refitted layer."""
 
     layer: str
     rows: int
     columns: int
     error: float
-    """Squared error of the outputs that stay, relative to their variance."""
+    """Squared error of the kept outputs, relative to their variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a network costs. Two are equal if the sizes are, whatever the time."""
+    """Size and latency of a network. Comparison ignores the latency."""
 
     params: int
     macs: int
     bytes: int
     latency: float = field(compare=False)
-    """Seconds of one pass over the example, the median of measured runs."""
+    """Seconds of one forward pass on the example inputs, the median of several runs."""
     deviation: float = field(compare=False)
-    """The interquartile range of those seconds."""
+    """Interquartile range of the seconds."""
     batch: int = field(compare=False)
-    """The images of that pass."""
+    """Number of images of the pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """What the network would cost with other widths, and the damage foreseen there."""
+    """Costs of the network at other widths, and the predicted divergence."""
 
     params: int
     macs: int
     bytes: int
     divergence: float
-    """The sum over groups of the divergence of the outputs with that group alone cut."""
+    """Sum over groups of the divergence of the outputs if only this group is pruned."""
     selected: bool
-    """Whether these widths were chosen."""
+    """Whether these widths were selected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distilled:
-    """What training the smaller network towards the original has done."""
+    """Result of training the pruned network to reproduce the outputs of the original."""
 
     images: int
-    """How many were learned from."""
+    """Number of training images."""
     holdout: int
-    """How many others told when to stop."""
+    """Number of hold-out images."""
     settings: Mapping[str, Any]
     before: float
-    """The loss on the images held out, at the start."""
+    """Loss on the hold-out images before the training."""
     after: float
-    """The same of the network that was handed out."""
+    """Loss on the hold-out images of the returned network."""
     epochs: int
-    """How many were run."""
+    """Number of finished epochs."""
     best: int
-    """The epoch whose network was handed out; 0 is the start."""
+    """The epoch whose state was returned; 0 is the state before the training."""
     ending: str
-    """The sentence that says why it ended."""
+    """Why the training ended, as one phrase."""
     seconds: float
     date: str | None = None
-    """When it ended, as `Record.date`."""
+    """Time of the end, in the format of `Record.date`."""
 
     def __str__(self) -> str:
         return (
@@ -108,14 +108,14 @@ class Distilled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a metric says of the network before and after: for those who have labels."""
+    """A metric of the network before and after pruning, for users with labels."""
 
     name: str
-    """What was measured, such as "accuracy, %"."""
+    """Name of the metric, such as "accuracy, %"."""
     before: float
     after: float
     on: str = ""
-    """On what, such as "5,000 images of test.npz"."""
+    """Test data, such as "5,000 images of test.npz"."""
 
     def __str__(self) -> str:
         on = f", on {self.on}" if self.on else ""
@@ -124,7 +124,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Everything that happened on the way from a network to a smaller one."""
+    """The record of a run: settings, selections, errors, sizes and times, as plain data."""
 
     model: str
     images: int
@@ -133,36 +133,36 @@ class Record:
     groups: tuple[GroupRecord, ...]
     layers: tuple[LayerRecord, ...]
     frozen: tuple[tuple[str, int, str], ...]
-    """Layer, channels, reason."""
+    """Layer, number of channels, and reason."""
     tradeoff: tuple[TradeOff, ...]
-    """From the whole network down to the narrowest; empty where eps or widths decided."""
+    """From the original to the narrowest network; empty for penalties and given widths."""
     before: Size
     after: Size
     proof: Mapping[str, float]
-    """The largest relative difference of the sliced and of the final network, and the tolerance."""
+    """Largest relative differences of the sliced and the final network, and the tolerance."""
     seconds: Mapping[str, float]
-    """By stage."""
+    """Seconds by stage."""
     notes: tuple[str, ...]
-    """What the user was warned about."""
+    """Warnings of the run."""
     distilled: Distilled | None = None
-    """The training that followed, where there was one; the last of several."""
+    """The last distillation, if any."""
     earlier: tuple[Distilled, ...] = ()
-    """The trainings before that, the first one first."""
+    """Earlier distillations, in chronological order."""
     score: Score | None = None
-    """Where there are labels: see `SparsifyResult.with_scores`."""
+    """Set by `SparsifyResult.with_scores`."""
     error: float | None = None
-    """Squared error of the outputs relative to their variance, on images of the run; None after a
-    training and where the network puts out no numbers."""
+    """Squared error of the outputs relative to their variance, on images of the run; None after
+    distillation, or if it is undefined."""
     original: str | None = None
-    """The checksum of all tensors of the network before the cut."""
+    """Checksum of all tensors of the original network."""
     images_checksum: str | None = None
-    """That of the images."""
+    """Checksum of the images."""
     seed: int | None = None
-    """The `seed` of the run; None where nothing was drawn at random."""
+    """The `seed` of the run; None if no random numbers were drawn."""
     threads: int | None = None
-    """How many PyTorch computed on."""
+    """Number of threads of PyTorch."""
     date: str | None = None
-    """When the run ended: UTC, to the second, as ISO 8601 writes it."""
+    """Time of the end of the run: UTC, ISO 8601, to the second."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -170,18 +170,19 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> "Record":
-        """Return the record written by `to_json`; anything else is refused with a LoadError."""
+        """Return the record written by `to_json`; raise a LoadError for other data."""
         try:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
-                raise LoadError("the record has another format: use the entrim that wrote it")
+                raise LoadError(
+                    "the record has another format: read it with the version that wrote it"
+                )
             return _record(data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, LoadError):
                 raise
             raise LoadError(
-                f"the record is not as this entrim writes it ({error!r}): update entrim, or run "
-                "sparsify again"
+                f"the record cannot be read ({error!r}): update entrim, or run sparsify again"
             ) from error
 
     def __str__(self) -> str:
@@ -211,7 +212,7 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries with the tuples that JSON made lists of."""
+    """Return the entries with lists of JSON converted to tuples."""
     return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
 
 

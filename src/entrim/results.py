@@ -27,13 +27,13 @@ from entrim.surgery.plan import Plan
 from entrim.surgery.structure import values_of
 
 MAX_POINTS = 99
-"""Points of a path in a record, besides the selected one."""
+"""Maximum number of points of a path in a record, in addition to the selected one."""
 VERSIONS = ("entrim", "torch")
 
 if TYPE_CHECKING:
     Metric = Callable[[nn.Module], SupportsFloat]
 else:
-    Metric = object  # what cannot be called is refused here, with a remedy
+    Metric = object  # other types raise an error of entrim, with a remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,10 +69,20 @@ class SparsifyResult:
         ----------
         metric : callable
             Called with a copy of either network in eval mode; returns a number.
-        name : str
-            What the metric is; shown in the report.
-        on : str
-            What it was measured on; shown in the report.
+        name : str, default "accuracy, %"
+            Name of the metric, shown in the report.
+        on : str, default ""
+            Description of the test data, shown in the report.
+
+        Returns
+        -------
+        SparsifyResult
+            A copy of the result with `record.score`.
+
+        Raises
+        ------
+        BadSettingError
+            If `metric` is not callable, or returns a number that is not finite.
 
         Examples
         --------
@@ -103,15 +113,20 @@ class SparsifyResult:
     def load(cls, model: nn.Module, folder: str | os.PathLike[str]) -> "SparsifyResult":
         """Return the result that `save` wrote, so that it can be distilled or saved again.
 
-        Where only the pruned network is needed, `entrim.load` accepts any weights.
+        If only the pruned network is needed, use `entrim.load`, which accepts any weights.
 
         Parameters
         ----------
         model : nn.Module
             The original network with the weights that it had when it was pruned. It becomes
-            `original`, from which `distill` learns.
-        folder : path
-            The folder that `save` wrote.
+            `original`, the teacher of `distill`.
+        folder : str or path
+            The folder written by `save`.
+
+        Raises
+        ------
+        LoadError
+            If the folder is damaged, or `model` has other weights.
 
         Examples
         --------
@@ -128,8 +143,8 @@ class SparsifyResult:
         record = model_folder.record_in(manifest, place)
         if record.original not in (None, fingerprint(values_of(model).values())):
             raise LoadError(
-                f"{place} was pruned from a {record.model} with other weights: load the weights "
-                "that the network had then"
+                f"{place} was pruned from a {record.model} with other weights: load the original "
+                "weights into the network first"
             )
         plan = Plan.from_json(json.dumps(manifest["plan"]))
         plan = Plan(plan.kept, {name: t.clone() for name, t in values_of(small).items()})
@@ -137,11 +152,11 @@ class SparsifyResult:
 
 
 def check_metric(metric: Metric, name: str) -> None:
-    """Refuse what cannot be called."""
+    """Raise a BadSettingError if `metric` is not callable."""
     if not callable(metric):
         raise BadSettingError(
-            f"{name} is a {type(metric).__name__}: pass a function of the network that returns a "
-            "number, the higher the better"
+            f"{name} must be a function of the network that returns a number (higher is better), "
+            f"got {type(metric).__name__}"
         )
 
 
@@ -149,7 +164,7 @@ def score_of(metric: Metric, model: nn.Module, name: str) -> float:
     """Return the value of `metric` for `model`; it must be finite."""
     value = float(metric(model))
     if not math.isfinite(value):
-        raise BadSettingError(f"{name} returned {value}, which is not a finite number")
+        raise BadSettingError(f"{name} returned {value}: return a finite number")
     return value
 
 
@@ -229,13 +244,13 @@ def _tradeoff(point: AllocationPoint, selected: bool) -> TradeOff:
 
 
 def versions(more: Sequence[str] = ()) -> dict[str, str]:
-    """Return the versions of the packages that compute, and of some further ones."""
+    """Return the versions of entrim, PyTorch, NumPy, Python and the packages in `more`."""
     packages = {name: version(name) for name in (*VERSIONS, "numpy", *more)}
     return packages | {"Python": platform.python_version()}
 
 
 def now() -> str:
-    """Return the time, as records contain it."""
+    """Return the current time in the format of records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -244,15 +259,14 @@ def budget_warnings(
 ) -> Iterator[tuple[str, type[UserWarning]]]:
     """Yield a warning for each limit that the finished network exceeds.
 
-    Predicted sizes are exact unless the channels of a group take unequal shares of a tensor;
-    latency is noisy.
+    Predicted sizes are exact unless channels of one group differ in size; latency is noisy.
     """
     for kind in (kind for kind in SIZES if kind in limits):
         limit, found = limits[kind], getattr(after, kind)
         if found > limit:
             yield (
-                f"the budget was {limit:,} {SIZES[kind]}, and the finished network has {found:,}, "
-                "because channels of one group differ in size here: request "
+                f"the budget was {limit:,} {SIZES[kind]}, but the pruned network has {found:,}, "
+                "because channels of one group differ in size: request "
                 f"{kind}={int(limit * limit / found):,} or less",
                 BudgetWarning,
             )
@@ -264,7 +278,7 @@ def budget_warnings(
         )
         noise = after.latency - budget.latency <= after.deviation / 2
         yield (
-            f"a latency of {limit} was requested, and the finished network takes {last} ± {half}, "
+            f"a latency of {limit} was requested, but the pruned network takes {last} ± {half}, "
             f"which is {'within' if noise else 'beyond'} the noise of that measurement; it took "
             f"{first} when it was selected: request less, or run on an idle machine",
             LatencyWarning,

@@ -222,7 +222,7 @@ def test_a_later_point_is_selected_where_the_first_is_too_slow() -> None:
 
 
 def test_a_latency_that_no_point_reaches_is_refused() -> None:
-    with pytest.raises(BudgetError, match=r"300 ms cannot be kept: .* takes 400 ms"):
+    with pytest.raises(BudgetError, match=r"300 ms cannot be met: .* takes 400 ms"):
         select(entrim.Budget(params=0.5, latency=0.3), latency_of=lambda _: 0.4)
 
 

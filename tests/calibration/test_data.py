@@ -158,7 +158,7 @@ def test_a_scratch_folder_in_memory_is_refused(
         ([X[:5], X[5:9] * float("nan")], "4 of 4 images contain NaN or infinity, .* number 5"),
         (X[:1].expand(9, -1, -1, -1), "all 9 images are the same"),
         ([X[:1], X[:1]], "all 2 images are the same"),
-        ((X * 50).to(torch.uint8), "the images are torch.uint8: convert them to float"),
+        ((X * 50).to(torch.uint8), "got torch.uint8: convert them to float"),
         ([{"flag": True}], "contain no tensor of images"),
         ([{"x": X, "y": X[:3]}], r"the inputs have \[3, 90\] images"),
     ],

@@ -66,7 +66,7 @@ def test_nan_weights_are_named(command: Command, workshop: Path) -> None:
         command("inspect", *words, "--shape", "1,8,8"),
         command("sparsify", *words, "--images", "x.npy", "--out", "never"),
     ):
-        assert_refused(done, "puts out NaN, because 4.bias holds NaN: give it weights that are")
+        assert_refused(done, "returns NaN, because 4.bias contains NaN: load finite weights")
 
 
 class Evil:

@@ -53,7 +53,7 @@ def test_run_is_exported_without_naming_model_or_images(
     done = command(*words, "--labels", "listed.npz", "--labels-key", "shown")
     assert_success(done)
     assert MODEL in done.err
-    assert "calibrated on 60 images only" in done.err
+    assert "calibrated on only 60 images" in done.err
     told = json.loads(done.out)
     assert (told["images"], told["source"]) == (60, "x.npy")
     plain, eight = told["files"]

@@ -40,8 +40,8 @@ KINDS = "are different kinds of targets: pass either a budget (--params,"
         (("--ridge", "-1"), "--ridge must be 0 or positive, got -1.0"),
         (("--n-positions", "0"), "--n-positions must be a positive integer, got 0"),
         (("--n-bootstrap", "-1"), "--n-bootstrap must be 0 or positive, got -1"),
-        (("--eps-w", "1"), "--eps-w is 1.0: it must be negative"),
-        (("--eps-w", "-1e-4", "--min-decrease", "-1"), "--min-decrease is -1.0: it must be 0 or"),
+        (("--eps-w", "1"), "--eps-w must be negative, got 1.0"),
+        (("--eps-w", "-1e-4", "--min-decrease", "-1"), "--min-decrease must be 0 or positive"),
         (("--seed", "-1"), "--seed must be a non-negative integer, got -1"),
     ],
 )

@@ -13,17 +13,17 @@ solvers = pytest.mark.parametrize("solver", ["mm", "alternating"])
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"eps_w": 1e-4}, r"eps_w is 0\.0001: it must be negative, because"),
+        ({"eps_w": 1e-4}, r"eps_w must be negative, got 0\.0001: a positive"),
         ({"eps_w": 0.0}, "must be negative"),
         ({"eps_w": float("nan")}, "must be negative"),
         ({"eps_w": float("-inf")}, "must be negative"),
-        ({"eps_l2": 0.0}, r"eps_l2 is 0\.0: it must be positive, as"),
+        ({"eps_l2": 0.0}, r"eps_l2 must be positive, got 0\.0: without"),
         ({"eps_l2": -1e-4}, "must be positive"),
         ({"eps_l2": float("nan")}, "must be positive"),
         ({"solver": "quick"}, "one of 'mm', 'alternating'; got 'quick'"),
-        ({"tol": 0.0}, "tol is"),
-        ({"max_solves": 0}, "max_solves is 0"),
-        ({"min_decrease": -1.0}, "min_decrease is -1.0: it must be 0 or positive"),
+        ({"tol": 0.0}, "tol must be positive, got 0.0"),
+        ({"max_solves": 0}, "max_solves must be a positive integer, got 0"),
+        ({"min_decrease": -1.0}, "min_decrease must be 0 or positive, got -1.0"),
         ({"start": torch.ones(5)}, "for each of the 6 channels"),
         ({"start": torch.zeros(6)}, "not all zero"),
         ({"start": -torch.ones(6)}, "non-negative"),
@@ -49,7 +49,9 @@ def test_dead_channels_are_removed_and_counted(solver):
 @solvers
 def test_only_dead_channels_are_an_error(solver):
     m = Moments.of(torch.zeros(10, 4), torch.ones(10, 2))
-    with pytest.raises(DeadInputError, match=r"all 4 input channels are zero .* leave this layer"):
+    with pytest.raises(
+        DeadInputError, match=r"all 4 input channels are zero .* exclude this layer"
+    ):
         solve(m, solver=solver)
 
 
@@ -72,11 +74,11 @@ def test_fewer_rows_than_columns_have_a_minimum_too():
 def test_huge_rows_raise_the_ridge_to_the_rounding_error_and_report_it(solver):
     x, y = layer_rows(4)
     s = solve(Moments.of(x * 1e8, y * 1e8), solver=solver)
-    assert "ridge floored at rounding" in str(s.status)
+    assert "ridge raised above rounding" in str(s.status)
     assert torch.isfinite(s.weight).all()
     assert list(s.trace) == sorted(s.trace, reverse=True)
     plain = solve(Moments.of(x, y), solver=solver)
-    assert "floored" not in str(plain.status)
+    assert "ridge raised" not in str(plain.status)
 
 
 def test_tiny_rows_keep_a_single_channel():

@@ -40,12 +40,12 @@ def test_a_path_of_a_shared_group_has_parts():
 
 @pytest.mark.parametrize("eps", [[], [1e-3, 1e-4], [1e-3, 1e-3]])
 def test_a_path_must_be_increasing(eps):
-    with pytest.raises(BadSettingError, match="strictly rising"):
+    with pytest.raises(BadSettingError, match="strictly increasing"):
         solve_path(layer_moments(1), eps)
 
 
 def test_a_path_through_zero_is_refused_like_a_single_solve():
-    with pytest.raises(BadSettingError, match=r"eps_w is -0\.0: it must be negative"):
+    with pytest.raises(BadSettingError, match=r"eps_w must be negative, got -0\.0"):
         solve_path(layer_moments(1), [0.0, 1e-3])
 
 
@@ -79,5 +79,5 @@ def test_the_selection_of_k_channels_is_better_than_random_ones():
 def test_an_impossible_number_of_channels_is_refused_with_the_possible_ones(k):
     x, y = layer_rows(5)
     x[:, 2] = 0
-    with pytest.raises(BadSettingError, match=f"k is {k}: pass 1 to 5"):
+    with pytest.raises(BadSettingError, match=rf"from 1 to 5, .* got {k}"):
         solve_k(Moments.of(x, y), k=k)

@@ -63,7 +63,7 @@ def test_dead_and_copied_channels_get_finite_weights():
         ([], "at least one channel index from 0 to 5"),
         ([6], "0 to 5"),
         ([-1], "0 to 5"),
-        ([1, 1], "twice"),
+        ([1, 1], "each channel once"),
     ],
 )
 def test_invalid_channels_are_refused(kept, message):

@@ -141,7 +141,7 @@ def test_an_operation_that_onnx_does_not_have_is_named() -> None:
 def test_unusable_inputs_are_refused_with_a_remedy(to: Callable[..., Exported]) -> None:
     with pytest.raises(BadImagesError, match="NaN"):
         to(chain(), torch.full((4, 3, 8, 8), torch.nan))
-    with pytest.raises(ExportError, match=r"call torch\.onnx\.export"):
+    with pytest.raises(ExportError, match=r"use torch\.onnx\.export"):
         to(chain(), {"pixels": X, "mask": X})
 
 
@@ -181,7 +181,7 @@ def test_int8_is_compared_with_the_float_file_and_close_to_it(plain: Exported) -
 
 
 def test_int8_warns_about_few_images(plain: Exported) -> None:
-    with pytest.warns(CalibrationWarning, match=r"on 9 images only: .* at least 100"):
+    with pytest.warns(CalibrationWarning, match="on only 9 images: pass at least 100"):
         to_int8(plain, X[:9])
 
 

@@ -105,9 +105,9 @@ def test_magnitude_selects_the_largest_norms_and_needs_the_weight():
     m = layer_moments(4, channels=4, block=2, outputs=1)
     weight = torch.tensor([[1.0, -1.0, 3.0, 0.0, 0.0, 0.5, -4.0, -4.0]])
     assert select(m, k=2, method="magnitude", weight=weight).tolist() == [1, 3]
-    with pytest.raises(BadSettingError, match="pass weight="):
+    with pytest.raises(BadSettingError, match="requires weight="):
         select(m, k=2, method="magnitude")
-    with pytest.raises(BadSettingError, match=r"shape \(1, 4\), the moments need \(1, 8\)"):
+    with pytest.raises(BadSettingError, match=r"shape \(1, 8\), got \(1, 4\)"):
         select(m, k=2, method="magnitude", weight=weight[:, :4])
 
 
@@ -135,12 +135,12 @@ def test_exhaustive_refuses_too_many_subsets():
 
 @pytest.mark.parametrize("k", [0, 7])
 def test_channels_out_of_range_are_refused(k):
-    with pytest.raises(BadSettingError, match=rf"\b{k}: .* 1 to 6"):
+    with pytest.raises(BadSettingError, match=f"from 1 to 6, got {k}"):
         select(layer_moments(8), k=k, method="greedy")
 
 
 def test_an_unknown_selector_names_the_known_ones():
-    with pytest.raises(BadSettingError, match="entropic, greedy"):
+    with pytest.raises(BadSettingError, match="'entropic', 'greedy'"):
         select(layer_moments(8), k=2, method="best")  # type: ignore[arg-type]
 
 

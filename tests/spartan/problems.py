@@ -72,7 +72,7 @@ def loss(
     assert isinstance(task, Regression)
     w = point.w if w is None else w
     U = point.fit.values if U is None else U
-    C = point.centres if C is None else C
+    C = point.centers if C is None else C
     gamma = np.eye(p.boxes)[point.labels].T if gamma is None else gamma
     T, M = task.targets.shape
     each = np.repeat(w, p.block)

@@ -70,14 +70,14 @@ def test_of_equally_near_boxes_a_row_keeps_its_own():
 @given(p=problems(), seed=st.integers(0, 99))
 def test_the_c_step_is_the_minimizer(p, seed):
     point = start(p, seed)
-    centres = boxes.centre(point.rows, p.weights, point.labels, point.centres)
-    move = 0.1 * np.random.default_rng(seed).normal(size=centres.shape)
-    assert loss(point, C=centres) <= loss(point, C=centres + move) + 1e-12
+    centers = boxes.center(point.rows, p.weights, point.labels, point.centers)
+    move = 0.1 * np.random.default_rng(seed).normal(size=centers.shape)
+    assert loss(point, C=centers) <= loss(point, C=centers + move) + 1e-12
 
 
 def test_an_empty_box_keeps_its_center():
     rows, before = np.arange(6.0).reshape(3, 2), np.full((2, 2), 7.0)
-    after = boxes.centre(rows, np.ones(3), np.zeros(3, dtype=int), before)
+    after = boxes.center(rows, np.ones(3), np.zeros(3, dtype=int), before)
     assert after.tolist() == [[2.0, 3.0], [7.0, 7.0]]
 
 

@@ -1,4 +1,4 @@
-"""Checks whether the calibration images look like those of the training."""
+"""Compare the calibration images with the running statistics of BatchNorm layers."""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +10,14 @@ from entrim.calibration.executor import Execution, advance
 from entrim.errors import BadImagesError
 
 MAX_SHIFT, MAX_RATIO = 1.0, 3.0
-"""Images differ from those of the training if a BatchNorm sees means this many of its own standard
-deviations off, or the first one variances this many times larger or smaller. CIFAR-10 in the wrong
-scale (0 to 1, 0 to 255, half the contrast) lies outside for ResNet-20 and VGG-16; eight correct
-images or a single class lie inside."""
+"""Limits for the shift of the mean in a BatchNorm, in its standard deviations, and for the ratio of
+variances in the first one. With ResNet-20 and VGG-16, CIFAR-10 images in a wrong scale (0 to 1,
+0 to 255, half the contrast) exceed them; eight correct images or a single class do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNormShift:
-    """How far the images are from what one BatchNorm saw in training."""
+    """The deviation of the images from the running statistics of one BatchNorm."""
 
     layer: str
     shift: float
@@ -28,24 +27,26 @@ class BatchNormShift:
 
 
 def check_images(task: Pass) -> str | None:
-    """Return a warning where the images differ from those of the training; refuse NaN."""
+    """Return a warning if the images differ from those of the training; raise an error for NaN."""
     norms = batchnorm_shifts(task)
     if any(math.isnan(norm.shift) for norm in norms):
-        raise BadImagesError("the network computes NaN on these images: scale them as in training")
+        raise BadImagesError(
+            "the network computes NaN on these images: normalize them as in training"
+        )
     shifted = [norm for norm in norms if norm.shift > MAX_SHIFT]
     scaled = [norm for norm in norms[:1] if not 1 / MAX_RATIO <= norm.variance <= MAX_RATIO]
     if not shifted and not scaled:
         return None
     worst = scaled[0] if scaled else max(shifted, key=lambda norm: norm.shift)
     return (
-        f"the images are not like those of the training: {worst.layer} sees means "
-        f"{worst.shift:.1f} standard deviations off and variances {worst.variance:.2g} times the "
-        "usual: normalize the images as in the network's training"
+        f"the images differ from those of the training: at {worst.layer} means are shifted by "
+        f"{worst.shift:.1f} standard deviations, and variances are {worst.variance:.2g} times the "
+        "running variance: normalize the images as in the training of the network"
     )
 
 
 def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
-    """Return how the first batch differs from the running statistics of every BatchNorm."""
+    """Return the deviation of the first batch from the statistics of every BatchNorm."""
     found = []
     program = task.programs[0]
     with torch.no_grad(), task.new_store() as shelf:

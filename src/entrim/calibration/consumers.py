@@ -1,7 +1,7 @@
-"""Layers that read channels, as the exported network calls them: where, how, with which weights.
+"""Layers that consume channels, bound to their calls in the exported network.
 
-A layer is a linear map at every output position: `matrices` shows its weight as one matrix for each
-group of the convolution, columns channel-major as in `Moments`.
+A layer is a linear map at every output position: `matrices` returns its weight as one matrix for
+each group of the convolution, with columns in channel-major order as in `Moments`.
 """
 
 import math
@@ -22,37 +22,37 @@ KeptIndices = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True, slots=True)
 class BoundConsumer:
-    """One layer of the exported network that reads cuttable channels."""
+    """One layer of the exported network that consumes prunable channels."""
 
     spec: ConsumerLayer
     geometry: Geometry
     call_sites: tuple[int, ...]
-    """Where it is called; more than once when its weight is shared."""
+    """Positions of its calls; several if the weight is shared."""
     inputs: tuple[int, ...]
-    """The places of what it reads there."""
+    """Positions of its inputs, one per call."""
     bias: str | None
-    """Its bias in the state dict, if it has one."""
+    """Name of the bias, if there is one."""
     shape: tuple[int, ...]
-    """Of the weight."""
+    """Shape of the weight."""
 
     @property
     def channels(self) -> int:
-        """The channels that it reads, all groups of the convolution together."""
+        """Number of input channels, over all groups of the convolution."""
         return self.shape[self.spec.dim] * (1 if self.geometry.transposed else self.geometry.groups)
 
     @property
     def columns(self) -> int:
-        """The columns of one matrix."""
+        """Number of columns of one matrix."""
         return self.channels // self.geometry.groups * math.prod(self.geometry.kernel)
 
     @property
     def outputs(self) -> int:
-        """The channels that it puts out."""
+        """Number of output channels."""
         size = self.shape[1 - self.spec.dim]
         return size * (self.geometry.groups if self.geometry.transposed else 1)
 
     def matrices(self, weight: Tensor) -> Float[Tensor, "groups M n"]:
-        """Return the weight of this layer, or of a narrower one, as matrices."""
+        """Return the weight of this layer, or of its pruned version, as matrices."""
         groups = self.geometry.groups
         if self.geometry.transposed:
             split = weight.unflatten(0, (groups, -1)).flatten(3)
@@ -60,7 +60,7 @@ class BoundConsumer:
         return weight.unflatten(0, (groups, -1)).flatten(2)
 
     def weight(self, matrices: Float[Tensor, "groups M n"]) -> Tensor:
-        """Return the weight that `matrices` shows: the way back."""
+        """Return the weight of these `matrices`: the inverse of `matrices`."""
         kernel = self.geometry.kernel
         split = matrices.unflatten(2, (-1, *kernel))
         if self.geometry.transposed:
@@ -68,7 +68,7 @@ class BoundConsumer:
         return split.flatten(0, 1)
 
     def of_group(self, group: Group) -> list[Int[Tensor, "units block"]]:
-        """Return the columns of every unit of `group`, for each matrix; -1 fills up short units."""
+        """Return the columns of each channel of `group`, for each matrix, padded with -1."""
         found = [m.indices for m in group.members if self._is_input(m.tensor, m.dim)]
         kernel = math.prod(self.geometry.kernel)
         per_matrix = self.columns // kernel
@@ -90,7 +90,7 @@ class BoundConsumer:
         return all(int((table >= 0).sum()) == self.columns for table in self.of_group(group))
 
     def merge_batch(self, x: Tensor) -> Tensor:
-        """Return an input or output with a batch dimension; a layer may be called without one."""
+        """Return an input or output with a batch dimension, which unbatched calls lack."""
         return x[None] if x.dim() == len(self.geometry.kernel) + 1 else x
 
     def _is_input(self, tensor: str, dim: int) -> bool:
@@ -99,7 +99,7 @@ class BoundConsumer:
     def kept_channels(
         self, kept_indices: KeptIndices
     ) -> tuple[Int[Tensor, " D"], Int[Tensor, " M"]]:
-        """Return the input and output channels that stay."""
+        """Return the kept input and output channels."""
         dim = self.spec.dim
         inputs, outputs = (
             torch.tensor(list(kept_indices.get(self.spec.weight, {}).get(d, range(self.shape[d]))))
@@ -112,30 +112,30 @@ class BoundConsumer:
 
 
 def bind_consumers(program: Program, graph: ChannelGraph) -> dict[str, BoundConsumer]:
-    """Return the reader at every site of `graph` that `program` calls, by the name of its layer.
+    """Return the consumers of `graph` that `program` calls, by name of the layer.
 
-    Left out is a weight that is called in several ways, with two dilations for example: its calls
-    have no common patches.
+    Weights that are called with different geometries, such as two dilations, are excluded, because
+    their calls have no common patches.
     """
-    sites = {site.weight: site for site in graph.consumers}
+    layers = {layer.weight: layer for layer in graph.consumers}
     found: dict[str, BoundConsumer] = {}
     mixed: set[str] = set()
     for place, node in enumerate(program.nodes):
         call = arguments_of(node) if node.op == "call_function" else {}
         weight = _name(program, call.get("weight"))
-        if weight not in sites or not isinstance(call.get("input"), fx.Node):
+        if weight not in layers or not isinstance(call.get("input"), fx.Node):
             continue
-        site, source = sites[weight], program.place[call["input"]]
+        spec, source = layers[weight], program.place[call["input"]]
         shape = graph.shapes[weight]
         geometry, bias = _geometry(node, call, shape), _name(program, call.get("bias"))
-        reader = BoundConsumer(site, geometry, (place,), (source,), bias, shape)
-        known = found.setdefault(site.layer, reader)
-        if known.geometry != geometry:
-            mixed.add(site.layer)
-        elif known is not reader:
-            places, inputs = (*known.call_sites, place), (*known.inputs, source)
-            found[site.layer] = replace(known, call_sites=places, inputs=inputs)
-    return {layer: reader for layer, reader in found.items() if layer not in mixed}
+        consumer = BoundConsumer(spec, geometry, (place,), (source,), bias, shape)
+        first = found.setdefault(spec.layer, consumer)
+        if first.geometry != geometry:
+            mixed.add(spec.layer)
+        elif first is not consumer:
+            places, inputs = (*first.call_sites, place), (*first.inputs, source)
+            found[spec.layer] = replace(first, call_sites=places, inputs=inputs)
+    return {layer: consumer for layer, consumer in found.items() if layer not in mixed}
 
 
 def _name(program: Program, node: object) -> str | None:
@@ -172,6 +172,6 @@ def _padding(
 
 
 def _broadcast(value: object, rank: int) -> tuple[int, ...]:
-    """Return one number for each axis; a single one holds for all."""
+    """Return one number per axis; a single number applies to all."""
     sizes = [int(size) for size in value] if isinstance(value, Sequence) else [int(str(value))]
     return tuple(sizes * rank if len(sizes) == 1 else sizes)

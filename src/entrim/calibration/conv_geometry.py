@@ -1,4 +1,4 @@
-"""How a layer walks over its input: which input each of its weights meets, and how often."""
+"""Geometry of a convolution: the input that each kernel offset reads at each output."""
 
 import math
 from collections import defaultdict
@@ -23,11 +23,11 @@ class Axis:
     before: int = 0
     after: int = 0
     extra: int = 0
-    """Output padding of a transposed layer."""
+    """Output padding of a transposed convolution."""
     transposed: bool = False
 
     def outputs(self, size: int) -> int:
-        """Return the number of output positions over `size` inputs."""
+        """Return the number of output positions for `size` inputs."""
         reach, pad = self.dilation * (self.kernel - 1), self.before + self.after
         if self.transposed:
             return (size - 1) * self.stride + reach + 1 - pad + self.extra
@@ -36,30 +36,32 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """How a layer walks over its input; everything empty for a Linear."""
+    """Kernel, stride, dilation and padding of a layer; all empty for a linear layer."""
 
     kernel: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     padding: tuple[tuple[int, int], ...] = ()
-    """Zeros (before, after) each axis: padding="same" can be uneven."""
+    """Zeros before and after each axis; padding="same" can be asymmetric."""
     groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
-    """Of a transposed layer; empty for none."""
+    """Output padding of a transposed convolution; empty for none."""
 
     def __post_init__(self) -> None:
         rank = len(self.kernel)
         if not rank == len(self.stride) == len(self.dilation) == len(self.padding):
-            raise BadSettingError(f"{self} mixes numbers of axes: name every setting for each axis")
+            raise BadSettingError(
+                f"{self} has tuples of different lengths: pass one value per axis"
+            )
         if len(self.output_padding) not in (0, rank):
-            raise BadSettingError(f"{self}: name the output padding of every axis, or of none")
+            raise BadSettingError(f"{self}: output_padding must have one value per axis, or none")
         if min(self.groups, *self.kernel, *self.stride, *self.dilation, 1) < 1:
-            raise BadSettingError(f"{self}: kernel, stride, dilation and groups start at 1")
+            raise BadSettingError(f"{self}: kernel, stride, dilation and groups must be positive")
 
     @property
     def block(self) -> int:
-        """The number q of columns a channel."""
+        """The number q of columns per channel."""
         return math.prod(self.kernel)
 
     @property
@@ -69,7 +71,7 @@ class Geometry:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The spatial axes; a Linear walks over the rows of an image like a kernel of 1."""
+        """The spatial axes; a linear layer has one axis with a kernel of size 1."""
         if not self.kernel:
             return (Axis(),)
         settings = zip(
@@ -91,17 +93,18 @@ class Geometry:
         )
 
     def outputs(self, sizes: tuple[int, ...]) -> int:
-        """Return the number of output positions over a map of these sizes."""
+        """Return the number of output positions for a feature map of these sizes."""
         along = (axis.outputs(size) for axis, size in zip(self.axes, sizes, strict=True))
         return math.prod(max(0, positions) for positions in along)
 
 
 @lru_cache(maxsize=256)
 def axis_sources(axis: Axis, size: int) -> Int[Tensor, "positions kernel"]:
-    """Return the input coordinate that each kernel offset meets at each output, -1 for a zero.
+    """Return the input coordinate of each kernel offset at each output, -1 for padding.
 
-    An ordinary layer reads at t p + e i - before. A transposed one writes its input u to
-    t u + e i - before, so its output p reads the u for which that is p.
+    With stride t and dilation e, output p of a convolution reads the input t p + e i - before. A
+    transposed convolution writes its input u to t u + e i - before, so output p reads the u for
+    which this is p.
     """
     p, i = torch.arange(axis.outputs(size))[:, None], torch.arange(axis.kernel)[None]
     if axis.transposed:
@@ -114,7 +117,7 @@ def axis_sources(axis: Axis, size: int) -> Int[Tensor, "positions kernel"]:
 
 
 def sources(geometry: Geometry, sizes: tuple[int, ...]) -> Int[Tensor, "positions q"]:
-    """Return the flat input position that each weight meets at each output, -1 for a zero."""
+    """Return the flat input position of each weight at each output, -1 for padding."""
     flat = torch.zeros(1, 1, dtype=torch.int64)
     for axis, size in zip(geometry.axes, sizes, strict=True):
         along = axis_sources(axis, size)[None, :, None, :]
@@ -129,7 +132,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The inputs u of one axis that, with u + shift, meet the same pairs of kernel offsets."""
+    """Inputs u of one axis that occur together with u + shift in the same pairs of offsets."""
 
     shift: int
     inputs: range
@@ -138,11 +141,11 @@ class Run:
 
 @lru_cache(maxsize=256)
 def axis_runs(axis: Axis, size: int) -> tuple[Run, ...]:
-    """Return all pairs of inputs that one output reads, as runs.
+    """Return all pairs of inputs that are read by a common output, as runs.
 
-    The offsets i and j of a kernel meet inputs a fixed shift apart. An offset meets every
-    `stride`-th input of an interval, and those intervals are of equal length: so the inputs that
-    meet the same pairs are evenly spaced.
+    Kernel offsets i and j read inputs a fixed shift apart. An offset reads every `stride`-th input
+    of an interval, and these intervals have equal lengths, so the inputs with the same pairs of
+    offsets are evenly spaced.
     """
     pairs: defaultdict[tuple[int, int], list[Pair]] = defaultdict(list)
     for row in axis_sources(axis, size).tolist():
@@ -160,7 +163,7 @@ def axis_runs(axis: Axis, size: int) -> tuple[Run, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The inputs of a map that meet those `shift` away under the same pairs of weights."""
+    """Inputs of a feature map that occur with those `shift` away in the same pairs of offsets."""
 
     shift: tuple[int, ...]
     inputs: tuple[range, ...]
@@ -169,16 +172,16 @@ class Meeting:
 
     @property
     def itself(self) -> bool:
-        """Whether the inputs meet themselves."""
+        """Whether the shift is zero."""
         return not any(self.shift)
 
 
 @lru_cache(maxsize=256)
 def meetings(geometry: Geometry, sizes: tuple[int, ...]) -> tuple[Meeting, ...]:
-    """Return every product that the Gram of the patches is made of, one of each mirrored two.
+    """Return the products that make up the Gram matrix of the patches, one per symmetric pair.
 
-    Block (i, j) of the Gram is the sum over all meetings with that pair; pairs that are missing
-    are the transposes of those that are there, or zero.
+    Block (i, j) of the Gram matrix is the sum over all meetings with this pair. Missing pairs are
+    the transposes of existing ones, or zero.
     """
     axes = geometry.axes
     found = []

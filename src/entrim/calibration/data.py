@@ -26,11 +26,11 @@ _SINGLE = ""
 
 @dataclass(frozen=True, slots=True)
 class CalibrationData:
-    """All images in the chunks in which they arrived, one tensor for each input of the network.
+    """All images in the chunks in which they were read, one tensor per input of the network.
 
-    A tensor that the user passed is one chunk, used in place. Batches of a loader are copied into
-    a tensor store, because a loader may shuffle or augment, or be a generator: every later pass
-    sees the same images.
+    A tensor of the user is one chunk, used in place. Batches of a loader are copied into a tensor
+    store, because a loader may shuffle or augment, or be a generator: every later pass uses the
+    same images.
     """
 
     store: TensorStore
@@ -42,7 +42,7 @@ class CalibrationData:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments, the same for every batch: numbers, flags, single values."""
     rows: Tensor | None = None
-    """Indices of the images, where these are a sample of the chunks."""
+    """Indices of the images, if they are a sample of the chunks."""
 
     @property
     def count(self) -> int:
@@ -50,7 +50,7 @@ class CalibrationData:
         return sum(self.sizes) if self.rows is None else len(self.rows)
 
     def batch(self, index: slice | Tensor) -> ExampleInputs:
-        """Return some of the images as the network is called with them."""
+        """Return a batch of images as inputs of the network."""
         found = {name: self._take(name, index).to(self.device) for name in self.names}
         if self.names == (_SINGLE,):
             return found[_SINGLE]
@@ -67,12 +67,12 @@ class CalibrationData:
         return Batches(self, tuple(slice(a, b) for a, b in pairwise(edges)))
 
     def resample(self, generator: torch.Generator | None) -> "CalibrationData":
-        """Return as many images, drawn from these with replacement."""
+        """Return a bootstrap sample: the same number of images, drawn with replacement."""
         rows = torch.randint(self.count, (self.count,), generator=generator)
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
     def checksum(self) -> str:
-        """Return a checksum of types, shapes and values, however the images are divided."""
+        """Return a checksum of types, shapes and values, independent of the chunks."""
         digest = hashlib.sha256()
         for name in self.names:
             first = self.store.get((name, 0))
@@ -84,12 +84,12 @@ class CalibrationData:
         return digest.hexdigest()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every input, all images first."""
+        """Return the shape of every input; the first dimension is the number of images."""
         first = {name: self.store.get((name, 0)) for name in self.names}
         return {name: (self.count, *tensor.shape[1:]) for name, tensor in first.items()}
 
     def close(self) -> None:
-        """Drop the images."""
+        """Remove the images from the store."""
         self.store.close()
 
     def _take(self, name: str, index: slice | Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class CalibrationData:
 
 @dataclass(frozen=True, slots=True)
 class Batches(Sequence[ExampleInputs]):
-    """Batches that are read when they are needed."""
+    """Batches that are read on demand."""
 
     data: CalibrationData
     slices: tuple[slice, ...]
@@ -148,21 +148,21 @@ def read_images(
     batch_size: int = 64,
     batch_to_inputs: Callable[[Any], Any] | None = None,
 ) -> CalibrationData:
-    """Return the images for a network, floating ones in its precision; bad ones are refused.
+    """Read and validate images, and convert floating-point images to the precision of a network.
 
     Parameters
     ----------
     images : Tensor, Dataset or iterable
         Images from any source.
     model : nn.Module or None
-        Determines precision, device, and how many elements of a batch are inputs; without one,
-        single precision on the CPU and one.
+        Determines precision, device, and the number of inputs in a batch; if None, single precision
+        on the CPU and one input.
     store : TensorStore, optional
-        Keeps the batches of loaders; by default in memory.
-    batch_size : int
-        For the images of a Dataset.
+        Stores the batches of loaders; by default in memory.
+    batch_size : int, default 64
+        Batch size for a Dataset.
     batch_to_inputs : callable, optional
-        Converts one batch to inputs: a tensor, a tuple of positional or a dict of keyword ones.
+        Converts one batch to a tensor, a tuple of positional or a dict of keyword arguments.
     """
     parameters = () if model is None else model.parameters()
     like = next((p for p in parameters if p.is_floating_point()), torch.zeros(()))
@@ -178,7 +178,7 @@ def read_images(
 
 @dataclass(slots=True)
 class _Reader:
-    """Checks and keeps one batch after the other."""
+    """Validates and stores one batch after the other."""
 
     store: TensorStore
     dtype: torch.dtype
@@ -223,8 +223,8 @@ class _Reader:
         floating = any(self.first[name].is_floating_point() for name in self.names)
         if sum(self.sizes) > 1 and floating and not self.varied:
             raise BadImagesError(
-                f"all {sum(self.sizes)} images are the same: pass different ones, as the network "
-                "will see them in use"
+                f"all {sum(self.sizes)} images are the same: pass different ones, as in the use of "
+                "the network"
             )
         fixed = {name: value for name, value in self.first.items() if name not in self.names}
         return CalibrationData(self.store, self.names, tuple(self.sizes), device, fixed)
@@ -241,7 +241,7 @@ class _Reader:
             )
 
     def _note_variety(self, name: str, chunk: Tensor) -> None:
-        """Remember whether any floating input differs; one of several, a mask, may be constant."""
+        """Record whether images differ in any floating-point input; a mask may be constant."""
         if not self.varied and chunk.is_floating_point():
             reference = chunk[:1] if not self.sizes else self.store.get((name, 0))[:1]
             self.varied = not bool((chunk == reference.to(chunk)).all())
@@ -257,14 +257,14 @@ def _iterate_batches(images: Images, batch_size: int) -> Iterator[Any]:
         raise BadImagesError("the Dataset has no length: pass a DataLoader over it")
     if isinstance(images, str | bytes) or not isinstance(images, Iterable):
         raise BadImagesError(
-            f"the images are a {type(images).__name__}: pass a tensor (images, channels, height, "
-            "width), a Dataset, or an iterable of batches"
+            "images must be a tensor (images, channels, height, width), a Dataset or an iterable "
+            f"of batches, got {type(images).__name__}"
         )
     return iter(images)
 
 
 def _positional_inputs(model: nn.Module) -> int:
-    """Return how many positional inputs the network requires, at least one."""
+    """Return the number of positional inputs that the network requires, at least one."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -280,8 +280,8 @@ def _holds_images(value: Any) -> bool:
 def _to_inputs(batch: Any, needed: int, *, keep_tuple: bool) -> dict[str, Any]:
     """Return the inputs in `batch` by name.
 
-    Of a sequence, as many elements as the network requires are passed by position; labels behind
-    them are left out. What `batch_to_inputs` returns is passed on completely.
+    The first elements of a sequence are passed by position, as many as the network requires; labels
+    are ignored. All results of `batch_to_inputs` are passed.
     """
     if isinstance(batch, Mapping):
         return {str(name): value for name, value in batch.items()}
@@ -298,10 +298,11 @@ def _tensor(value: Any) -> Tensor:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadImagesError(
-            f"a batch is a {type(value).__name__}: pass tensors, or (images, labels) pairs"
+            "a batch must be a tensor or a pair (images, labels) of tensors, got "
+            f"{type(value).__name__}"
         ) from error
     if tensor.dim() == 0:
-        raise BadImagesError("a batch is a single number: pass tensors with images first")
+        raise BadImagesError("a batch must be a tensor of images, got a single number")
     return tensor
 
 
@@ -309,8 +310,8 @@ def _check_values(tensor: Tensor, done: int) -> None:
     if not tensor.is_floating_point():
         if tensor.dtype in (torch.uint8, torch.int8) and tensor.dim() > 2:
             raise BadImagesError(
-                f"the images are {tensor.dtype}: convert them to float and normalize them as in "
-                "the network's training"
+                f"images must be floating-point, got {tensor.dtype}: convert them to float and "
+                "normalize them as in the training of the network"
             )
         return
     flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]

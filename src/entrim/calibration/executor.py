@@ -1,4 +1,4 @@
-"""A network as the list of its operations, run on several batches, one operation at a time."""
+"""Execute an exported network on several batches, one operation at a time."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,33 +20,33 @@ from entrim.graph.tracer import export_program, named_tensors, placeholders
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The operations of one network for inputs of one shape, free of side effects."""
+    """The operations of one network for inputs of one shape, without side effects."""
 
     nodes: tuple[fx.Node, ...]
-    """In the order they run, the inputs and the outputs of the network among them."""
+    """All nodes in the order of execution, including inputs and outputs."""
     place: Mapping[fx.Node, int]
-    """The place of every node in that order."""
+    """Position of every node in this order."""
     names: Mapping[fx.Node, str]
     """Placeholder of a parameter or buffer -> its name."""
     inputs: tuple[str, ...]
-    """Placeholders of the network's inputs, in the order of their leaves."""
+    """Placeholders of the inputs of the network, in the order of their leaves."""
     in_spec: Any
-    """How positional and keyword inputs are flattened to those leaves."""
+    """The tree of positional and keyword inputs."""
     outputs: tuple[int, ...]
-    """Which results of the last node the network returns; others are buffers it wrote."""
+    """Results of the last node that the network returns; others are modified buffers."""
     constants: Mapping[str, Any]
-    """Placeholder of a fixed tensor -> that tensor."""
+    """Placeholder of a constant tensor -> the tensor."""
     module: fx.GraphModule
     last_use: tuple[tuple[int, ...], ...]
-    """For every operation, the values that nothing reads any more once it has run."""
+    """For every operation, the values that are not used after it."""
 
     @classmethod
     def of(cls, model: nn.Module, example_inputs: ExampleInputs) -> "Program":
-        """Return the operations of `model` in eval mode, as called with `example`."""
+        """Return the operations of `model` in eval mode for `example_inputs`."""
         program = export_program(copy_without_hooks(model).eval(), example_inputs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = program.run_decompositions({})  # takes writing in place out, nothing else
+            program = program.run_decompositions({})  # only functionalizes in-place operations
         _, aliases = named_tensors(model)
         nodes = tuple(program.graph.nodes)
         return cls(
@@ -58,16 +58,16 @@ class Program:
             outputs=_user_outputs(program),
             constants=_constants(program),
             module=program.graph_module,
-            last_use=_deaths(nodes),
+            last_use=_last_use(nodes),
         )
 
     def same_walk(self, other: "Program") -> bool:
-        """Whether both run the same operations, whatever the sizes."""
-        mine, its = (
+        """Whether both programs have the same operations, except for sizes."""
+        own, others = (
             [(node.op, node.target if node.op == "call_function" else "") for node in program.nodes]
             for program in (self, other)
         )
-        return mine == its
+        return own == others
 
 
 def programs(model: nn.Module, batches: Sequence[ExampleInputs]) -> list[Program]:
@@ -83,33 +83,33 @@ def programs(model: nn.Module, batches: Sequence[ExampleInputs]) -> list[Program
     first = found[0]
     if not all(program.same_walk(first) for program in by_shape.values()):
         raise TraceError(
-            "the network computes differently for batches of different size: hand over batches "
-            "that are all of one size"
+            "the network executes different operations for batches of different sizes: pass "
+            "batches of one size"
         )
     return found
 
 
 @dataclass(slots=True)
 class Execution:
-    """The values of one run of a network over several batches, operation by operation."""
+    """The values of a network on several batches, computed operation by operation."""
 
     programs: Sequence[Program]
     batches: Sequence[ExampleInputs]
     tensors: dict[str, Tensor]
-    """Parameters and buffers by name; may change while the stream runs."""
+    """Parameters and buffers by name; may be modified during the execution."""
     shelf: TensorStore
     label: str = ""
-    """Keeps the values of several streams on one shelf apart."""
+    """Distinguishes the values of several executions in one store."""
     base: "Execution | None" = None
-    """A stream of the same batches that runs ahead: what does not differ from it is read there."""
+    """An execution of the same batches that is ahead; unchanged values are read from it."""
     changed: set[str] = field(default_factory=set)
     """Names of the tensors that differ from those of the base."""
     changed_nodes: set[int] = field(default_factory=set)
-    """Places whose values differ from those of the base."""
+    """Positions whose values differ from those of the base."""
 
     @property
     def program(self) -> Program:
-        """The program of the first batch; those of the others differ in sizes only."""
+        """The program of the first batch; others differ in sizes only."""
         return self.programs[0]
 
     def run(self, place: int, batch: int) -> None:
@@ -123,7 +123,7 @@ class Execution:
             self.shelf.put((self.label, place, batch), value)
 
     def differs(self, place: int) -> bool:
-        """Whether the operation at `place` reads anything that differs from the base."""
+        """Whether an input of the operation at `place` differs from the base."""
         program = self.program
         return any(
             program.place[node] in self.changed_nodes or program.names.get(node) in self.changed
@@ -150,7 +150,7 @@ class Execution:
         return self.value(self.programs[batch].nodes[place], batch)
 
     def outputs(self, batch: int) -> list[Tensor]:
-        """Return the tensors that the network puts out, once everything has run."""
+        """Return the output tensors of the network, after all operations."""
         program = self.programs[batch]
         results = program.nodes[-1].args[0]
         assert isinstance(results, tuple | list)
@@ -159,7 +159,7 @@ class Execution:
         return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
     def compute(self, place: int, batch: int) -> Any:
-        """Return what the operation at `place` makes of the present values; nothing is kept."""
+        """Return the result of the operation at `place` without storing it."""
         program = self.programs[batch]
         node = program.nodes[place]
         if node.op == "placeholder":
@@ -194,7 +194,7 @@ def advance(executions: Sequence[Execution], start: int, stop: int) -> None:
 
 
 def _bind_inputs(program: Program, batch: ExampleInputs) -> dict[str, Any]:
-    """Return the network's inputs by the name of their placeholder."""
+    """Return the inputs of the network by name of their placeholder."""
     args, kwargs = arguments(batch)
     leaves = pytree.tree_leaves((args, reorder_kwargs(kwargs, program.in_spec)))
     return dict(zip(program.inputs, leaves, strict=True))
@@ -216,10 +216,10 @@ def _constants(program: ExportedProgram) -> dict[str, Any]:
     return {name: program.constants[target] for name, target in lifted.items()}
 
 
-def _deaths(nodes: Sequence[fx.Node]) -> tuple[tuple[int, ...], ...]:
+def _last_use(nodes: Sequence[fx.Node]) -> tuple[tuple[int, ...], ...]:
     place = {node: number for number, node in enumerate(nodes)}
-    dies: list[list[int]] = [[] for _ in nodes]
+    unused_after: list[list[int]] = [[] for _ in nodes]
     for node, number in place.items():
         last = max((place[user] for user in node.users), default=number)
-        dies[last].append(number)
-    return tuple(tuple(numbers) for numbers in dies)
+        unused_after[last].append(number)
+    return tuple(map(tuple, unused_after))

@@ -21,8 +21,8 @@ _MOUNTS = Path("/proc/self/mounts")
 class Scratch:
     """The disk space that all tensor stores of a run share.
 
-    A folder is created inside `parent` (by default the temp folder) when the first tensor needs
-    it. A parent that is a file system in memory is refused: it would not save any memory.
+    A folder is created in `parent`, by default the temporary folder, when the first tensor is
+    written. A parent on a file system in memory raises an error, because it would save no memory.
     """
 
     parent: Path | None = None
@@ -62,8 +62,8 @@ class Scratch:
             parent = Path(tempfile.gettempdir()) if self.parent is None else self.parent
             if is_memory_backed(parent):
                 raise ScratchError(
-                    f"{parent} is a file system in memory, so that writing there saves none: pass "
-                    "Calibration(scratch_dir=...) with a folder on disk, or raise memory_limit"
+                    f"{parent} is on a file system in memory: pass Calibration(scratch_dir=...) "
+                    "with a folder on disk, or raise memory_limit"
                 )
             try:
                 parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class Scratch:
 
 @dataclass(slots=True)
 class TensorStore:
-    """Keeps values under a key; a tensor that would exceed `limit` bytes is written to disk."""
+    """Stores values by key; tensors beyond `limit` bytes are written to disk."""
 
     limit: int | float
     scratch: Scratch = field(default_factory=Scratch)
@@ -105,12 +105,12 @@ class TensorStore:
         self.close()
 
     def close(self) -> None:
-        """Drop all values."""
+        """Remove all values."""
         for key in list(self.values):
             self.drop(key)
 
     def put(self, key: Hashable, value: Any) -> None:
-        """Keep `value`; anything but a tensor stays in memory and does not count."""
+        """Store `value`; only tensors count toward the limit."""
         self.drop(key)
         if isinstance(value, Tensor):
             if self.held + tensor_bytes(value) > self.limit:
@@ -120,12 +120,12 @@ class TensorStore:
         self.values[key] = value
 
     def get(self, key: Hashable) -> Any:
-        """Return the value under `key`; one on disk is mapped into memory."""
+        """Return the value under `key`; tensors on disk are memory-mapped."""
         value = self.values[key]
         return value.read() if isinstance(value, SpilledTensor) else value
 
     def drop(self, key: Hashable) -> None:
-        """Drop the value under `key`, if any."""
+        """Remove the value under `key`, if any."""
         value = self.values.pop(key, None)
         if isinstance(value, Tensor):
             self.held -= tensor_bytes(value)
@@ -142,17 +142,17 @@ class SpilledTensor:
     size: int
 
     def read(self) -> Tensor:
-        """Return the tensor on its device, mapped into memory where that is the CPU."""
+        """Return the tensor on its device; memory-mapped on the CPU."""
         return torch.load(self.file, mmap=True, weights_only=True).to(self.device)
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Return the bytes of the elements of a tensor."""
+    """Return the size of a tensor in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
 def is_memory_backed(folder: Path) -> bool:
-    """Whether a folder is on a file system in memory, as far as the system can tell."""
+    """Whether a folder is on a file system in memory; False if unknown."""
     try:
         lines = _MOUNTS.read_text().splitlines()
     except OSError:

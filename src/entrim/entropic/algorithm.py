@@ -1,6 +1,6 @@
-"""Two algorithms for the entropic objective: the paper's alternation, and a faster method.
+"""Two algorithms for the entropic objective: the alternation of the paper, and a faster method.
 
-Both start from a `Descent` and move it to a minimum of F(w, Lambda). `alternate` follows the paper;
+Both advance a `Descent` to a minimum of F(w, Lambda). `alternate` follows the paper;
 `majorize` minimizes a separable upper bound in closed form and extrapolates (SQUAREM). F never
 increases in either.
 """
@@ -17,21 +17,20 @@ from entrim.entropic.solution import Outcome
 from entrim.errors import MissingExtraError
 
 THRESHOLD = 1e-6
-"""A channel below this importance goes (the paper's value)."""
+"""Channels with a smaller importance are removed (value of the paper)."""
 
 COPY = 1 - 1e-10
-"""Channels this much alike are the same up to rounding: one of them is enough."""
+"""Channels of at least this similarity are equal up to rounding; one of them is kept."""
 NEAR_COPY = 0.99
-"""Channels this much alike may share their weight on a saddle that the gradient cannot see."""
+"""Channels of at least this similarity may share their weight at a saddle point."""
 LOWEST = 1e-12
-"""Where w stops short of 0, so that log w exists."""
+"""Lower bound of w, so that log w is defined."""
 
 
 def alternate(descent: "Descent") -> None:
-    """Run the paper's alternation: a ridge in Lambda, then a general solver in w.
+    """Run the alternation of the paper: ridge regression in Lambda, a general solver in w.
 
-    SciPy's SLSQP takes the place of Matlab's fmincon. Faithful and slow; the fast method is
-    measured against it.
+    SciPy's SLSQP replaces Matlab's fmincon. It is slow, and the reference for the fast method.
     """
     while not descent.over:
         w = w_step(descent.point, max(LOWEST, descent.min_w))
@@ -42,9 +41,9 @@ def alternate(descent: "Descent") -> None:
 
 
 def w_step(point: Point, lowest: float) -> Float[Tensor, " D"]:
-    """Return a w on the simplex with a smaller w'Hw - 2 b'w + eps_w sum w log w, L fixed.
+    """Return a w on the simplex that decreases w'Hw - 2 b'w + eps_w sum w log w for fixed L.
 
-    Not convex, because eps_w < 0. Where SLSQP finds nothing better, w itself.
+    The problem is not convex, because eps_w < 0. If SLSQP finds no decrease, w is returned.
     """
     try:
         from scipy.optimize import minimize
@@ -79,9 +78,9 @@ def w_step(point: Point, lowest: float) -> Float[Tensor, " D"]:
 
 
 def majorize(descent: "Descent") -> None:
-    """Run the fast method: majorize-minimize steps to a minimum, then drop channels that raise F.
+    """Run majorize-minimize steps to a minimum, then remove channels while this decreases F.
 
-    The second part ends when it has cost as much as the first.
+    The second part ends when its cost reaches that of the first.
     """
     _walk(descent)
     limit = 2 * descent.cost
@@ -90,7 +89,7 @@ def majorize(descent: "Descent") -> None:
 
 
 def _walk(descent: "Descent") -> None:
-    """Go on in cycles of two steps and an extrapolation (SQUAREM on log w) until it is over."""
+    """Run cycles of two steps and an extrapolation (SQUAREM on log w) until the descent ends."""
     while not descent.over:
         first = descent.point
         descent.step(next_w(first, descent.min_w))
@@ -106,9 +105,9 @@ def _walk(descent: "Descent") -> None:
 
 
 def next_w(point: Point, min_w: float) -> Float[Tensor, " D"]:
-    """Return the minimiser over the simplex of sum_d a_d / w_d^2 + c_d w_d with w >= `floor`.
+    """Return the minimizer over the simplex of sum_d a_d / w_d^2 + c_d w_d with w >= `min_w`.
 
-    Where no channel is used at all, any single one will do: the first.
+    If no channel is used, all weight is given to the first.
     """
     a2, c = 2 * point.ridge_energy, point.entropy_slope
     w = torch.full_like(c, min_w)
@@ -127,11 +126,11 @@ def next_w(point: Point, min_w: float) -> Float[Tensor, " D"]:
 
 
 def cube_root_shares(a2: Float[Tensor, " k"], c: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Return (a2 / (c + nu))^(1/3) with the one nu that makes the shares sum to 1.
+    """Return (a2 / (c + nu))^(1/3) with the unique nu for which the shares sum to 1.
 
-    With h the sum, h^-3 is a power mean of functions linear in nu: concave and rising, so Newton
-    from the left, where the largest share alone is 1, never overshoots. nu is counted from the
-    smallest c, so that nothing cancels when a2 is tiny.
+    With h the sum, h^-3 is a power mean of functions linear in nu: concave and increasing. Newton's
+    method from the left, where the largest share alone is 1, therefore never overshoots. nu is
+    relative to the smallest c, which avoids cancellation for tiny a2.
     """
     gap = c - c.min()
     nu = float((a2 - gap).max())
@@ -148,10 +147,10 @@ def cube_root_shares(a2: Float[Tensor, " k"], c: Float[Tensor, " k"]) -> Float[T
 def extrapolate(
     first: Point, second: Point, third: Float[Tensor, " k"], min_w: float
 ) -> Float[Tensor, " k"] | None:
-    """Return the SQUAREM leap on log w over the channels of `second`, None where it has no length.
+    """Return the SQUAREM extrapolation of log w on the channels of `second`, None if it is zero.
 
-    The step length ||r|| / ||v|| treats the two changes r and r + v of log w as one geometric
-    series; the leap is only a proposal, F decides.
+    The step length ||r|| / ||v|| treats the two changes r and r + v of log w as a geometric series.
+    The result is accepted only if F does not increase.
     """
     start = first.w[torch.isin(first.objective.channels, second.objective.channels)]
     alive = third > 0
@@ -169,14 +168,14 @@ def extrapolate(
 
 @dataclass(slots=True)
 class Descent:
-    """The way down so far. With `pinned`, no channel goes: w is held at the threshold instead."""
+    """The state of a descent. If `pinned`, the threshold bounds w and no channel is removed."""
 
     point: Point
     tol: float
     max_solves: int
     pinned: bool = False
     min_decrease: float = 0.0
-    """Where a step lowers F by less than this, it is the last."""
+    """The descent ends when a step decreases F by less than this value."""
     trace: list[float] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
     stalled: bool = False
@@ -193,43 +192,43 @@ class Descent:
         pinned: bool = False,
         min_decrease: float = 0.0,
     ) -> "Descent":
-        """Solve the first ridge at `w`."""
+        """Return the descent after the first ridge solve, at `w`."""
         point = objective.at(w)
         return cls(point, tol, max_solves, pinned, min_decrease, [point.loss], [len(w)])
 
     @property
     def min_w(self) -> float:
-        """The smallest w that a step may propose."""
+        """Lower bound of w."""
         return THRESHOLD if self.pinned else 0.0
 
     @property
     def optimality_residual(self) -> float:
-        """The optimality residual of the present point."""
+        """Optimality residual of the current point."""
         return self.point.optimality_residual(self.min_w)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every allowed ridge solve has been spent."""
+        """Whether the maximum number of ridge solves is reached."""
         return len(self.widths) >= self.max_solves
 
     @property
     def slow(self) -> bool:
-        """Whether the last step lowered F by less than it should."""
+        """Whether the last step decreased F by less than `min_decrease`."""
         return len(self.trace) > 1 and self.trace[-2] - self.trace[-1] < self.min_decrease
 
     @property
     def cost(self) -> int:
-        """What the ridge solves have cost so far, the cube of the channels in each."""
+        """Cost of the ridge solves so far: the sum of the cubes of their numbers of channels."""
         return sum(width**3 for width in self.widths)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether the descent has ended."""
         return self.stalled or self.exhausted or self.slow or self.optimality_residual <= self.tol
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """How the descent ended."""
         if self.optimality_residual <= self.tol:
             return Outcome.CONVERGED
         if self.slow:
@@ -237,7 +236,7 @@ class Descent:
         return Outcome.STALLED if self.stalled else Outcome.OUT_OF_SOLVES
 
     def try_step(self, w: Float[Tensor, " D"]) -> bool:
-        """Move to `w` without its vanishing channels if F does not rise; say whether it moved."""
+        """Move to `w` without vanishing channels unless F increases; return whether it moved."""
         large = w >= THRESHOLD
         if self.pinned or bool(large.all()):
             return self._try(self.point.objective, w)
@@ -245,7 +244,7 @@ class Descent:
         return self._try(self.point.objective.restrict(large.nonzero()[:, 0]), rest / rest.sum())
 
     def step(self, w: Float[Tensor, " D"]) -> None:
-        """Move to `w`, with its vanishing channels where F would rise without them; else stall."""
+        """Move to `w`, with vanishing channels if F increases without them; otherwise stall."""
         if self.try_step(w) or self.exhausted:
             return
         vanishing = bool((w < THRESHOLD).any()) and not self.pinned
@@ -255,17 +254,17 @@ class Descent:
         self.stalled = True
 
     def merge_near_copies(self) -> bool:
-        """Give the weight of one near copy to the other where that lowers F; say whether it did.
+        """Merge the weights of two similar channels if this decreases F; return whether it did.
 
-        From a uniform start two channels that are almost alike share their weight, and where they
-        do the gradient all but vanishes; only F itself tells that one of them is too many.
+        From a uniform start, two similar channels share their weight. There the gradient almost
+        vanishes, so that only F shows that one of them is redundant.
         """
         if self.pinned or self.outcome is not Outcome.CONVERGED:
             return False
         objective = self.point.objective
-        likeness = objective.similarity().tril(-1)
-        pairs = (likeness >= NEAR_COPY).nonzero()
-        closest = likeness[pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)
+        similarity = objective.similarity().tril(-1)
+        pairs = (similarity >= NEAR_COPY).nonzero()
+        closest = similarity[pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)
         for j, i in pairs[closest].tolist():
             names = (int(objective.channels[i]), int(objective.channels[j]))
             if names in self.compared or self.exhausted:
@@ -280,10 +279,10 @@ class Descent:
         return False
 
     def drop_least(self) -> bool:
-        """Give up the channel of least weight where that lowers F; say whether it did.
+        """Remove the channel of least weight if this decreases F; return whether it did.
 
-        A minimum can keep a channel that F would rather not pay for: the entropy makes a wall in
-        front of w = 0. Half of the solves are left for what follows.
+        At a local minimum F may be lower without a channel, because the entropy term is a barrier
+        near w = 0. Half of the solves are reserved for the steps that follow.
         """
         if self.pinned or self.outcome is not Outcome.CONVERGED:
             return False
@@ -304,5 +303,5 @@ class Descent:
 
 
 def uniform(size: int) -> Float[Tensor, " D"]:
-    """Return the w of highest entropy, where every descent starts by default."""
+    """Return the uniform w, the default start of a descent."""
     return torch.full((size,), 1 / size, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Least squares on the channels that stay, without the shrinkage of eps_l2."""
+"""Least squares on the kept channels, without the shrinkage of eps_l2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from entrim.entropic.moments import Moments, columns_of
 from entrim.errors import BadSettingError, SingularMomentsError
 
 RIDGE = 1e-10
-"""Relative to a unit diagonal: too small to shrink, enough for fewer rows than columns."""
+"""Relative to a unit diagonal: negligible shrinkage, but solvable with few rows."""
 
 
 SCALE_FLOOR = 0.1
@@ -21,7 +21,17 @@ active on the images would otherwise have almost no ridge."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refit:
-    """The best weights on given channels, channel-major, and their mean squared error."""
+    """Least-squares weights on given channels.
+
+    Attributes
+    ----------
+    weight : Tensor of shape (M, columns)
+        Weights, in channel-major order.
+    bias : Tensor of shape (M,)
+        Intercepts.
+    mse : float
+        Mean squared error.
+    """
 
     weight: Float[Tensor, "M columns"]
     bias: Float[Tensor, " M"]
@@ -30,7 +40,7 @@ class Refit:
 
 @dataclass(frozen=True, slots=True)
 class NormalEquations:
-    """Mean second moments of some channels, scaled to a unit diagonal: Z = (1; X) / scale."""
+    """Mean second moments of selected channels, scaled to a unit diagonal: Z = (1; X) / scale."""
 
     gram: Float[Tensor, "n1 n1"]
     cross: Float[Tensor, "n1 M"]
@@ -50,18 +60,18 @@ class NormalEquations:
         return cls(gram, cross, scale)
 
     def among(self, columns: Int[Tensor, " k"]) -> "NormalEquations":
-        """Return the equations of some of the columns."""
+        """Return the normal equations of a subset of the columns."""
         gram = self.gram.index_select(0, columns).index_select(1, columns)
         return NormalEquations(gram, self.cross[columns], self.scale[columns])
 
     def factor(self, ridge: float = RIDGE) -> Float[Tensor, "n1 n1"]:
-        """Return the Cholesky factor of the matrix with its ridge."""
+        """Return the Cholesky factor of the ridged matrix."""
         system = self.gram.clone()
         system.diagonal().add_(ridge)
         factor, info = torch.linalg.cholesky_ex(system)
         if int(info) > 0:
             raise SingularMomentsError(
-                f"pivot {int(info)} of {len(system)} is not positive: the sums are no second "
+                f"pivot {int(info)} of {len(system)} is not positive: the sums are not second "
                 "moments; collect them again in float64"
             )
         return factor
@@ -70,12 +80,30 @@ class NormalEquations:
 def refit(
     moments: Moments, kept: Int[Tensor, " k"] | Sequence[int], *, ridge: float = RIDGE
 ) -> Refit:
-    """Return the least-squares weights on the channels `kept`, in their order.
+    """Return the least-squares weights on the channels `kept`.
 
-    With fewer rows than columns, or with collinear columns, the minimiser is not unique; a `ridge`
-    of 1e-10 of each column's own second moment then picks one close to the shortest. A larger one
-    shrinks, which helps where there are not many more rows than columns.
+    Parameters
+    ----------
+    moments : Moments
+        Second moments of the layer.
+    kept : sequence of int
+        Indices of the channels; the weights are in this order.
+    ridge : float, default 1e-10
+        Ridge relative to the second moment of each column. The default selects a solution of nearly
+        minimum norm if there are fewer rows than columns or collinear columns. A larger value
+        shrinks the weights, which helps if there are few rows.
 
+    Returns
+    -------
+    Refit
+
+    Raises
+    ------
+    BadSettingError
+        If `kept` or `ridge` is invalid.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     >>> fit = entrim.refit(entrim.Moments.of(x, x[:, :1] * 2 + 1), kept=[0])
@@ -84,7 +112,7 @@ def refit(
     """
     channels = checked_channels(kept, moments.channels)
     if not 0 <= ridge < float("inf"):
-        raise BadSettingError(f"ridge is {ridge}: it must be 0 or positive; try 1e-10")
+        raise BadSettingError(f"ridge must be 0 or positive, got {ridge}")
     equations = NormalEquations.of(moments, channels)
     U = torch.cholesky_solve(equations.cross, equations.factor(ridge))
     power = moments.target_sum_sq / moments.count
@@ -95,7 +123,7 @@ def refit(
 
 
 def checked_channels(kept: Tensor | Sequence[int], channels: int) -> Int[Tensor, " k"]:
-    """Return `kept` as indices, refused when empty, repeated or out of range."""
+    """Return `kept` as indices; raise an error if empty, repeated or out of range."""
     indices = torch.as_tensor(kept).to("cpu")
     whole = not indices.is_floating_point() and indices.dtype != torch.bool
     inside = bool(((indices >= 0) & (indices < channels)).all())
@@ -104,5 +132,5 @@ def checked_channels(kept: Tensor | Sequence[int], channels: int) -> Int[Tensor,
             f"kept must list at least one channel index from 0 to {channels - 1}, got {kept}"
         )
     if len(indices.unique()) < len(indices):
-        raise BadSettingError("kept names a channel twice: list each index once")
+        raise BadSettingError(f"kept must list each channel once, got {kept}")
     return indices.to(torch.int64)

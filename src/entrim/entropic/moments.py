@@ -1,4 +1,4 @@
-"""Sufficient statistics of one layer's rows, and their algebra: a monoid under `+`."""
+"""Sufficient statistics of the rows of one layer, which can be added."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,13 +18,26 @@ Rows = Tensor | np.ndarray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moments:
-    """Everything the solver needs of the data, as float64 sums over rows.
+    """Second moments of inputs and outputs of a layer, as float64 sums over rows.
 
-    With z = (1; x) the inputs of a row behind a constant and y its outputs: the number of rows,
-    the sum of z z', the sum of z y' and the sum of y'y. Memory does not depend on the number of
-    rows, and two sets of rows merge by adding. Columns of one channel stand side by side
-    (channel-major): `block` of them to a channel.
+    With z = (1; x) the inputs of a row after a constant, and y its outputs. Memory does not depend
+    on the number of rows, and moments of two sets of rows are added with `+`.
 
+    Attributes
+    ----------
+    count : int
+        Number of rows.
+    gram_sum : Tensor of shape (n+1, n+1)
+        Sum of z z'.
+    cross_sum : Tensor of shape (n+1, M)
+        Sum of z y'.
+    target_sum_sq : float
+        Sum of y'y.
+    block : int, default 1
+        Number of adjacent columns per channel (channel-major order).
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> x, y = torch.randn(100, 6), torch.randn(100, 2)
     >>> first, rest = (entrim.Moments.of(x[s], y[s], block=3) for s in (slice(40), slice(40, None)))
@@ -34,9 +47,7 @@ class Moments:
 
     count: int
     gram_sum: Tensor
-    """Sum of z z', (n+1, n+1)."""
     cross_sum: Tensor
-    """Sum of z y', (n+1, M)."""
     target_sum_sq: float
     block: int = 1
 
@@ -50,10 +61,28 @@ class Moments:
     def of(
         cls, inputs: Rows, outputs: Rows, block: int = 1, *, memory_limit: int = MEMORY_LIMIT
     ) -> "Moments":
-        """Return the moments of rows `inputs` (T, D*block) and `outputs` (T, M).
+        """Return the moments of `inputs` and `outputs`. Cost: 2 T n (n + M).
 
-        Any real dtype, contiguous or not, torch or numpy; products and sums are float64, on the
-        device of `inputs` (on the CPU where the device has no float64). Cost: 2 T n (n + M).
+        Products and sums are float64, on the device of `inputs`, or on the CPU if the device does
+        not support float64.
+
+        Parameters
+        ----------
+        inputs : Tensor or array of shape (T, D*block)
+            Rows of inputs, of any real dtype.
+        outputs : Tensor or array of shape (T, M)
+            Rows of outputs.
+        block : int, default 1
+            Number of adjacent columns per channel.
+        memory_limit : int, default 4 GiB
+            Maximum size of the Gram matrix in bytes.
+
+        Raises
+        ------
+        BadRowsError
+            If the rows are not finite matrices of matching shapes.
+        GramTooLargeError
+            If the Gram matrix exceeds `memory_limit`.
         """
         x, y = _as_rows("inputs", inputs), _as_rows("outputs", outputs)
         _check_rows(x, y, block)
@@ -62,7 +91,7 @@ class Moments:
             raise GramTooLargeError(
                 f"the Gram matrix of {x.shape[1]} columns takes {size / 2**30:.1f} GiB, above the "
                 f"limit of {memory_limit / 2**30:.1f} GiB: pool the feature map before it is "
-                "flattened, or raise memory_limit= (solving needs about three times as much again)"
+                "flattened, or raise memory_limit= (solving needs about three times more memory)"
             )
         device = "cpu" if x.device.type == "mps" else x.device
         gram = torch.zeros(x.shape[1] + 1, x.shape[1] + 1, dtype=torch.float64, device=device)
@@ -92,7 +121,7 @@ class Moments:
         return self.cross_sum.shape[1]
 
     def to(self, device: torch.device | str) -> "Moments":
-        """Return the same moments on another device; itself when they are there already."""
+        """Return the moments on `device`; the object itself if they are there already."""
         if self.gram_sum.device == torch.device(device):
             return self
         gram, cross = self.gram_sum.to(device), self.cross_sum.to(device)
@@ -101,8 +130,8 @@ class Moments:
     def through_origin(self) -> "Moments":
         """Return the moments for a fit without intercept.
 
-        The constant is made orthogonal to everything, so that whatever is solved from them has an
-        intercept of exactly 0 and the weights of a fit without one.
+        The constant is made orthogonal to all columns and outputs, so that a solution has an
+        intercept of exactly 0 and the weights of a fit without intercept.
         """
         gram, cross = self.gram_sum.clone(), self.cross_sum.clone()
         gram[0, 1:] = 0
@@ -111,13 +140,13 @@ class Moments:
         return replace(self, gram_sum=gram, cross_sum=cross)
 
     def __add__(self, other: "Moments") -> "Moments":
-        """Return the moments of the rows of both."""
+        """Return the moments of the rows of both operands."""
         if not isinstance(other, Moments):
             return NotImplemented
-        mine, its = ((m.channels, m.block, m.outputs) for m in (self, other))
-        if mine != its:
+        own, others = ((m.channels, m.block, m.outputs) for m in (self, other))
+        if own != others:
             raise BadRowsError(
-                f"moments of {mine} (channels, block, outputs) and of {its} cannot be added: "
+                f"moments of {own} (channels, block, outputs) and of {others} cannot be added: "
                 "add moments of the same layer only"
             )
         other = other.to(self.gram_sum.device)
@@ -130,7 +159,7 @@ class Moments:
         )
 
     def __radd__(self, other: int) -> "Moments":
-        """Return `self` for the 0 that `sum` starts from."""
+        """Return `self` for 0, the start value of `sum`."""
         return self if other == 0 else NotImplemented
 
     def __repr__(self) -> str:
@@ -151,13 +180,13 @@ def _as_rows(name: str, rows: Rows) -> Tensor:
     try:
         tensor = torch.as_tensor(rows).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadRowsError(f"{name} are no rows ({error}): hand over a tensor or array") from error
+        raise BadRowsError(f"{name} must be a tensor or array ({error})") from error
     if tensor.is_complex():
-        raise BadRowsError(f"{name} are complex: hand over real rows")
+        raise BadRowsError(f"{name} must be real, got {tensor.dtype}")
     if tensor.ndim != 2:
         raise BadRowsError(
-            f"{name} have shape {tuple(tensor.shape)}: reshape them to one row a sample, "
-            "(rows, columns)"
+            f"{name} must have the shape (rows, columns), one row per sample, got "
+            f"{tuple(tensor.shape)}"
         )
     return tensor
 
@@ -166,23 +195,24 @@ def _check_rows(x: Tensor, y: Tensor, block: int) -> None:
     _check_block(x.shape[1], block)
     if len(x) != len(y):
         raise BadRowsError(
-            f"{len(x)} rows of inputs but {len(y)} of outputs: hand over the pairs of one layer"
+            f"inputs and outputs must have the same number of rows, got {len(x)} and {len(y)}"
         )
     if len(x) == 0:
-        raise BadRowsError("no rows: hand over at least one, better a few hundred")
+        raise BadRowsError("inputs have no rows: pass at least one, preferably a few hundred")
     if y.shape[1] == 0:
-        raise BadRowsError("the outputs have no column: hand over the layer's outputs (rows, M)")
+        raise BadRowsError("outputs have no columns: pass the outputs of the layer, (rows, M)")
 
 
 def _check_block(columns: int, block: int) -> None:
     if not isinstance(block, int) or block < 1:
         raise BadRowsError(
-            f"block is {block!r}: it is the number of columns a channel, a whole number from 1"
+            f"block, the number of columns per channel, must be a positive integer, got {block!r}"
         )
     if columns == 0 or columns % block:
         raise BadRowsError(
-            f"{columns} input columns are not a positive multiple of block={block}: block is k*k "
-            "for a k x k convolution, H*W for a Linear behind a Flatten, 1 for a plain Linear"
+            f"the number of input columns must be a positive multiple of block={block}, got "
+            f"{columns}: block is k*k for a k x k convolution, H*W for a linear layer after a "
+            "flatten, and 1 otherwise"
         )
 
 
@@ -201,7 +231,7 @@ def _check_finite(x: Tensor, y: Tensor) -> None:
             row, column = bad[0].tolist()
             raise BadRowsError(
                 f"{len(bad)} values of the {name} are NaN or infinite, the first in row {row}, "
-                f"column {column}: remove those images, or mend the layer before this one"
+                f"column {column}: remove these images, or check the layers before this one"
             )
     raise BadRowsError("the sums of squares overflow: scale the rows down")
 
@@ -214,19 +244,19 @@ def _doubles(values: Rows) -> Tensor:
 def _check_sums(m: Moments) -> None:
     gram, cross = m.gram_sum, m.cross_sum
     if m.count < 1:
-        raise BadRowsError(f"count is {m.count}: moments stand for at least one row")
+        raise BadRowsError(f"count must be a positive integer, got {m.count}")
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise BadRowsError(f"gram_sum has shape {tuple(gram.shape)}: it must be square, (n+1, n+1)")
+        raise BadRowsError(f"gram_sum must have the shape (n+1, n+1), got {tuple(gram.shape)}")
     _check_block(m.columns, m.block)
     if cross.ndim != 2 or len(cross) != len(gram) or cross.shape[1] == 0:
         raise BadRowsError(
-            f"cross_sum has shape {tuple(cross.shape)}, gram_sum {tuple(gram.shape)}: both need "
-            "the constant's row and one row a column, cross_sum one column an output"
+            f"cross_sum must have the shape ({len(gram)}, M), one row for the constant and one per "
+            f"column, got {tuple(cross.shape)}"
         )
     if not bool(torch.isfinite(gram).all() & torch.isfinite(cross).all()):
-        raise BadRowsError("the sums hold NaN or infinity: collect them again from finite rows")
+        raise BadRowsError("the sums contain NaN or infinity: collect them again from finite rows")
     if not 0 <= m.target_sum_sq < float("inf"):
-        raise BadRowsError(f"target_sum_sq is {m.target_sum_sq}: a sum of squares is not negative")
+        raise BadRowsError(f"target_sum_sq must be finite and not negative, got {m.target_sum_sq}")
     if abs(float(gram[0, 0]) - m.count) > 1e-9 * m.count or float(gram.diagonal().min()) < 0:
         raise BadRowsError(
             "gram_sum is not a sum of z z' with z = (1; x): its corner must equal count and its "

@@ -1,10 +1,10 @@
-"""The objective F, its ridge step, its gradient and its certificate, on whatever channels are left.
+"""The objective F, its ridge step, gradient and optimality residual, on the remaining channels.
 
     F(w, L) = eps_w sum_d w_d log w_d  +  (eps_l2 / M) ||L||^2  +  (1 / (T M)) ||Y - L S (1; X)||^2
 
 with S = diag(1, w_1 .. w_1, .., w_D .. w_D), every w repeated `block` times. Several consumers of
 one channel group share w; their last two terms are averaged, so that eps keeps its meaning.
-Letters are those of docs/notation.md; n1 = n + 1 counts the constant of (1; X) too.
+Letters are those of docs/notation.md; n1 = n + 1 includes the constant of (1; X).
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def per_channel(values: Float[Tensor, " n"], block: int) -> Float[Tensor, " D"]:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One layer that reads the channel group: its moments, on the channels that are left."""
+    """The moments of one layer that consumes the group, on the remaining channels."""
 
     gram_sum: Float[Tensor, "n1 n1"]
     cross_sum: Float[Tensor, "n1 M"]
@@ -39,7 +39,7 @@ class Consumer:
 
     @classmethod
     def of(cls, m: Moments, eps_l2: float) -> "Consumer":
-        """Return the consumer with all channels, its ridge not below what rounding can tell apart.
+        """Return the consumer with all channels, with a ridge above rounding error.
 
         w is at most 1, so no diagonal entry of S G S exceeds the largest of G.
         """
@@ -59,7 +59,7 @@ class Consumer:
         return self.cross_sum.shape[1]
 
     def restrict(self, indices: Int[Tensor, " k"]) -> "Consumer":
-        """Return the same consumer with the channels at `positions` only."""
+        """Return the consumer restricted to the channels at `indices`."""
         columns = columns_of(indices.to(self.gram_sum.device), self.block)
         gram = self.gram_sum.index_select(0, columns).index_select(1, columns)
         cross = self.cross_sum.index_select(0, columns)
@@ -78,8 +78,8 @@ class Consumer:
     def ridge_step(self, w: Float[Tensor, " D"]) -> tuple[Float[Tensor, "n1 M"], float]:
         """Return L' = (S G S + ridge I)^-1 S C and the value of its two terms of F.
 
-        At the minimiser those terms are (sum Y^2 / T - <S C, L'>) / M: one subtraction, O(n M).
-        Cost: n^3/3 + 2 n^2 M, and two n x n matrices above the moments.
+        At the minimizer these terms are (sum Y^2 / T - <S C, L'>) / M: one subtraction, O(n M).
+        Cost: n^3/3 + 2 n^2 M, and memory of two n x n matrices in addition to the moments.
         """
         s = self.scale(w)
         system = self.gram_sum * (s / self.count)[:, None]
@@ -89,7 +89,7 @@ class Consumer:
         if int(info) > 0:
             raise SingularMomentsError(
                 f"pivot {int(info)} of {len(system)} is not positive with ridge {self.ridge:.1e}: "
-                "the sums are no second moments (not symmetric or not positive semidefinite); "
+                "the sums are not second moments (not symmetric or not positive semidefinite); "
                 "collect them again in float64"
             )
         target = self.cross_sum * (s / self.count)[:, None]
@@ -113,7 +113,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """F on the channels that are left; `channels` are their indices in the whole group."""
+    """F on the remaining channels; `channels` are their indices in the group."""
 
     consumers: tuple[Consumer, ...]
     channels: Int[Tensor, " D"]
@@ -126,21 +126,22 @@ class Objective:
         return cls(consumers, torch.arange(moments[0].channels), eps_w)
 
     def restrict(self, indices: Int[Tensor, " k"]) -> "Objective":
-        """Return F on the channels at `positions` only; itself when that is all of them."""
+        """Return F restricted to the channels at `indices`; the object itself for all of them."""
         if len(indices) == len(self.channels):
             return self
         consumers = tuple(c.restrict(indices) for c in self.consumers)
         return Objective(consumers, self.channels[indices], self.eps_w)
 
     def live(self) -> Int[Tensor, " live"]:
-        """Return the positions of the channels that are not zero on every row of every consumer."""
+        """Return the positions of the channels that are not always zero."""
         energies = [per_channel(c.gram_sum.diagonal()[1:], c.block).cpu() for c in self.consumers]
         return (torch.stack(energies).sum(0) > 0).nonzero()[:, 0]
 
     def similarity(self) -> Float[Tensor, "D D"]:
-        """Return 1 - |x_i -+ x_j|^2 / (|x_i|^2 + |x_j|^2): 1 for copies, their sign apart.
+        """Return 1 - |x_i -+ x_j|^2 / (|x_i|^2 + |x_j|^2): 1 for copies up to sign.
 
-        The least over the consumers; two channels that are dead for one count as alike there.
+        The minimum over the consumers; two channels that are dead for a consumer have similarity 1
+        there.
         """
         parts = []
         for products in (c.products() for c in self.consumers):
@@ -149,14 +150,14 @@ class Objective:
         return torch.stack(parts).nan_to_num(nan=1.0).amin(0)
 
     def at(self, w: Float[Tensor, " D"]) -> "Point":
-        """Return the best L for `w`, and what follows from it: one ridge solve a consumer."""
+        """Return the point with the best L for `w`: one ridge solve per consumer."""
         steps = [c.ridge_step(w) for c in self.consumers]
         return Point(self, w, tuple(L for L, _ in steps), tuple(value for _, value in steps))
 
 
 @dataclass(frozen=True)
 class Point:
-    """A w with its best L. By the envelope theorem F's gradient in w costs O(n M) from here."""
+    """A w with its best L. By the envelope theorem, the gradient of F in w costs O(n M)."""
 
     objective: Objective
     w: Float[Tensor, " D"]
@@ -175,7 +176,7 @@ class Point:
 
     @cached_property
     def ridge_energy(self) -> Float[Tensor, " D"]:
-        """The a_d = mean over consumers of ridge ||U_d||^2 / M: how much channel d is used."""
+        """a_d = mean over consumers of ridge ||U_d||^2 / M: the use of channel d."""
         parts = [
             per_channel(L[1:].square().sum(1), c.block).mul(c.ridge / c.outputs).to("cpu")
             for c, L in zip(self.objective.consumers, self.regressions, strict=True)
@@ -184,16 +185,17 @@ class Point:
 
     @cached_property
     def entropy_slope(self) -> Float[Tensor, " D"]:
-        """The c_d = eps_w (log w_d + 1), gradient of the entropy term."""
+        """c_d = eps_w (log w_d + 1), the gradient of the entropy term."""
         return self.objective.eps_w * (self.w.log() + 1)
 
     def optimality_residual(self, min_w: float) -> float:
-        """Return the first-order optimality residual, relative and dimensionless; 1 on a ridge top.
+        """Return the relative first-order optimality residual; 1 at a maximum or saddle point.
 
-        The gradient -2 a_d / w_d^3 + c_d must be one common number on the channels that stay; on
-        those held at `floor` it may also be larger. That alone would pass a uniform w where entropy
-        outweighs the fit, a maximum: where two channels both curve down, 6 a_d / w_d^4 < |eps_w| /
-        w_d, moving weight from one to the other lowers F, and no gradient can excuse it.
+        At a minimum the gradient -2 a_d / w_d^3 + c_d has the same value for all channels with
+        w > `min_w`, and is not smaller for the others. This also holds at a uniform w where the
+        entropy outweighs the fit, which is a maximum. If the curvature is negative for two
+        channels, 6 a_d / w_d^4 < |eps_w| / w_d, moving weight between them decreases F; the
+        residual is then 1.
         """
         fit = 2 * self.ridge_energy / self.w**3
         gradient = self.entropy_slope - fit
@@ -204,7 +206,7 @@ class Point:
         return spread / float((fit + self.entropy_slope.abs()).max())
 
     def quadratic(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, " D"]]:
-        """Return H and b of the mean squared error as a function of w, L fixed."""
+        """Return H and b of the mean squared error as a function of w, for fixed L."""
         terms = [
             c.quadratic(L) for c, L in zip(self.objective.consumers, self.regressions, strict=True)
         ]
@@ -212,7 +214,7 @@ class Point:
         return torch.stack(H).mean(0), torch.stack(b).mean(0)
 
     def mse(self, consumer: int) -> float:
-        """Return the mean squared error of one consumer, its ridge term taken off."""
+        """Return the mean squared error of one consumer, without its ridge term."""
         c, L = self.objective.consumers[consumer], self.regressions[consumer]
         penalty = c.ridge / c.outputs * float(L.square().sum())
         return max(0.0, self.values[consumer] - penalty)

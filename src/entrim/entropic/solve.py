@@ -1,4 +1,4 @@
-"""From dense to sparse: a path of solutions, and the one with exactly k channels."""
+"""Solve the entropic regression: for one penalty, along a path, or for k channels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from entrim.errors import BadRowsError, BadSettingError, DeadInputError
 if TYPE_CHECKING:
     Solver = Literal["mm", "alternating"]
 else:
-    Solver = str  # so that an unknown one is refused by us, with the remedy
+    Solver = str  # other values raise an error of entrim, with a remedy
 Start = Choice | Tensor
 SOLVERS: dict[str, Callable[[Descent], None]] = {
     "mm": majorize,
@@ -29,7 +29,7 @@ SOLVERS: dict[str, Callable[[Descent], None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverSettings:
-    """What `solve` may be told, checked."""
+    """The validated options of `solve`."""
 
     eps_w: float = -1e-4
     eps_l2: float = 1e-4
@@ -41,26 +41,25 @@ class SolverSettings:
     def __post_init__(self) -> None:
         if not -math.inf < self.eps_w < 0:
             raise BadSettingError(
-                f"eps_w is {self.eps_w}: it must be negative, because sum w log w is minus the "
-                "entropy and a sparse w has little entropy (a positive eps_w would spread w out); "
-                "try -1e-4"
+                f"eps_w must be negative, got {self.eps_w}: a positive value increases the entropy "
+                "of w, which keeps all channels; try -1e-4"
             )
         if not 0 < self.eps_l2 < math.inf:
             raise BadSettingError(
-                f"eps_l2 is {self.eps_l2}: it must be positive, as the strength of a ridge that "
-                "keeps the scale of w and of the weights apart; try 1e-4"
+                f"eps_l2 must be positive, got {self.eps_l2}: without a ridge the scales of w and "
+                "of the weights are not unique; try 1e-4"
             )
         if self.solver not in SOLVERS:
             raise BadSettingError(
                 f"solver must be one of {', '.join(map(repr, SOLVERS))}; got {self.solver!r}"
             )
         if not 0 < self.tol < math.inf:
-            raise BadSettingError(f"tol is {self.tol}: it must be positive; try 1e-3")
+            raise BadSettingError(f"tol must be positive, got {self.tol}; try 1e-3")
         if self.max_solves < 1:
-            raise BadSettingError(f"max_solves is {self.max_solves}: at least 1 is needed")
+            raise BadSettingError(f"max_solves must be a positive integer, got {self.max_solves}")
         if not 0 <= self.min_decrease < math.inf:
             raise BadSettingError(
-                f"min_decrease is {self.min_decrease}: it must be 0 or positive; try 1e-3"
+                f"min_decrease must be 0 or positive, got {self.min_decrease}; try 1e-3"
             )
 
 
@@ -96,15 +95,45 @@ def solve(
     start: Start | None = None,
     min_decrease: float = 0.0,
 ) -> Solution | JointSolution:
-    """Return the channels that matter and the weights on them: a local minimum of F.
+    """Return a local minimum of the entropic objective F: kept channels and their weights.
 
-    Several moments are consumers of one channel group; they share one w and get one Solution each.
-    Both methods minimise the same F, stop when the certificate is at most `tol`, and start from w
-    uniform over the live, distinct channels, or from `start` (an earlier answer, or a w), whose
-    zeros stay zero. The problem is not convex: another start may end in another minimum. With
-    `min_decrease` they also stop where a step lowers F by less than that, as the paper does:
-    earlier, with more channels.
+    The problem is not convex, so that another start may lead to another minimum.
 
+    Parameters
+    ----------
+    moments : Moments or list of Moments
+        Second moments of a layer, or of several consumers of one channel group, which share w.
+    eps_w : float, default -1e-4
+        Strength of the entropy term, negative.
+    eps_l2 : float, default 1e-4
+        Strength of the ridge term, positive.
+    solver : {"mm", "alternating"}, default "mm"
+        Fast majorize-minimize method, or the alternation of the paper. Both minimize the same F.
+    tol : float, default 1e-3
+        Optimality residual at which the solver stops.
+    max_solves : int, default 200
+        Maximum number of ridge solves.
+    start : Solution, JointSolution or Tensor, optional
+        Initial w, or an earlier solution; its zeros remain zero. By default w is uniform over the
+        live, distinct channels.
+    min_decrease : float, default 0.0
+        Also stop when a step decreases F by less than this value, as in the paper. This stops
+        earlier, with more channels.
+
+    Returns
+    -------
+    Solution or JointSolution
+        A `JointSolution` for a list of moments, with one `Solution` per consumer.
+
+    Raises
+    ------
+    BadSettingError
+        If an option is out of range.
+    DeadInputError
+        If all channels are zero on every row.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> g = torch.Generator().manual_seed(0)
     >>> x = torch.randn(500, 8, generator=g)
@@ -154,7 +183,7 @@ def solve_with(
     *,
     pinned: bool = False,
 ) -> Solution | JointSolution:
-    """Return what `solve` returns; with `pinned`, every channel of the start stays."""
+    """Return the result of `solve`; if `pinned`, all channels of the start are kept."""
     group = consumers_of(moments)
     objective = Objective.of(group, settings.eps_w, settings.eps_l2)
     notes = _ridge_notes(objective, settings.eps_l2)
@@ -163,7 +192,7 @@ def solve_with(
         notes += more
         w = uniform(len(channels))
     else:
-        channels = _check_settings(start, group[0].channels).nonzero()[:, 0]
+        channels = _check_start(start, group[0].channels).nonzero()[:, 0]
         w = start[channels] / start.sum()
     descent = Descent.start(
         objective.restrict(channels),
@@ -182,16 +211,16 @@ def solve_with(
 
 
 def candidates(objective: Objective) -> tuple[Int[Tensor, " k"], list[str]]:
-    """Return the channels that are live and copy none of lower index, and notes on the others."""
+    """Return the live channels that are not copies of earlier ones, and notes on the others."""
     total = len(objective.channels)
     live = objective.live()
     if len(live) == 0:
         raise DeadInputError(
             f"all {total} input channels are zero on every row: check that the images are "
-            "normalised as the model expects, or leave this layer alone"
+            "normalized as in the training of the network, or exclude this layer"
         )
-    alike = objective.similarity()[live][:, live]
-    distinct = live[~(alike >= COPY).tril(-1).any(1)]
+    similarity = objective.similarity()[live][:, live]
+    distinct = live[~(similarity >= COPY).tril(-1).any(1)]
     notes = []
     if dead := total - len(live):
         notes.append(f"{dead} dead channels dropped")
@@ -201,38 +230,40 @@ def candidates(objective: Objective) -> tuple[Int[Tensor, " k"], list[str]]:
 
 
 def live_channels(moments: Sequence[Moments]) -> int:
-    """Return how many channels are live and no copies of others: what a choice is made among."""
+    """Return the number of live, distinct channels."""
     return len(candidates(Objective.of(moments, -1.0, 1.0))[0])
 
 
 def start_weights(start: Start) -> Float[Tensor, " D"]:
-    """Return the w of an earlier answer, or the given w, as float64 on the CPU."""
+    """Return the w of an earlier solution, or the given w, as float64 on the CPU."""
     w = start.w if isinstance(start, Choice) else start
     return w.detach().to("cpu", torch.float64)
 
 
 def consumers_of(moments: Moments | Sequence[Moments]) -> list[Moments]:
-    """Return the consumers of one channel group, refused when they cannot share it."""
+    """Return the consumers of one channel group; raise an error if their channels differ."""
     group = [moments] if isinstance(moments, Moments) else list(moments)
     if not all(isinstance(m, Moments) for m in group):
-        raise BadRowsError("solving starts from moments: hand over Moments.of(inputs, outputs)")
+        raise BadRowsError(
+            "moments must be Moments or a list of them: pass Moments.of(inputs, outputs)"
+        )
     if not group:
-        raise BadRowsError("no moments: hand over those of at least one layer")
+        raise BadRowsError("the list of moments is empty: pass those of at least one layer")
     widths = [m.channels for m in group]
     if len(set(widths)) > 1:
         raise BadRowsError(
-            f"consumers of {widths} channels cannot share one w: hand over the consumers of one "
-            "channel group, each with its own block"
+            f"all consumers must have the same number of channels, got {widths}: pass the "
+            "consumers of one channel group, each with its own block"
         )
     return group
 
 
-def _check_settings(w: Tensor, channels: int) -> Tensor:
+def _check_start(w: Tensor, channels: int) -> Tensor:
     good = w.shape == (channels,) and bool((w >= 0).all()) and 0 < float(w.sum()) < math.inf
     if not good:
         raise BadSettingError(
-            f"start must be one non-negative weight for each of the {channels} channels, not all "
-            "zero: hand over an earlier answer for the same channels"
+            f"start must have one non-negative weight for each of the {channels} channels, not all "
+            "zero: pass an earlier solution for the same channels"
         )
     return w
 
@@ -241,7 +272,9 @@ def _ridge_notes(objective: Objective, eps_l2: float) -> list[str]:
     ridges = [c.ridge for c in objective.consumers if c.ridge > eps_l2]
     if not ridges:
         return []
-    return [f"ridge floored at rounding: {max(ridges):.1e} instead of eps_l2 = {eps_l2:.1e}"]
+    return [
+        f"ridge raised above rounding error: {max(ridges):.1e} instead of eps_l2 = {eps_l2:.1e}"
+    ]
 
 
 def _joint(descent: Descent, channels: int, status: Status) -> JointSolution:
@@ -279,10 +312,10 @@ def _part(point: Point, index: int, trace: tuple[float, ...], common: dict) -> S
     )
 
 
-LADDER_TOP, LADDER_FOOT = 1e-2, 1e-8
-"""Between these, relative to the variance of the outputs, a ladder starts: as high as it is dense
-enough, since each solve near the dense end costs a system of full size."""
-LADDER_STEP = 2.0
+MAX_START_EPS, MIN_START_EPS = 1e-2, 1e-8
+"""Range of the first eps of `solve_k`, relative to the variance of the outputs. The largest eps
+that keeps enough channels is used, because solves with many channels are expensive."""
+EPS_FACTOR = 2.0
 
 
 @overload
@@ -300,11 +333,28 @@ def solve_path(
     tol: float = 1e-3,
     max_solves: int = 200,
 ) -> list[Solution] | list[JointSolution]:
-    """Return one solution for each of the rising `eps`, with eps_l2 = eps and eps_w = -eps.
+    """Return a path of solutions for increasing `eps`, with eps_l2 = eps and eps_w = -eps.
 
-    Each starts where the one before ended, so a channel that has gone stays gone: kept sets are
-    nested, and the systems shrink along the way.
+    Each solve starts from the previous solution, so that the kept sets are nested and the systems
+    become smaller.
 
+    Parameters
+    ----------
+    moments : Moments or list of Moments
+        Second moments of a layer, or of several consumers of one channel group.
+    eps : sequence of float
+        Strictly increasing strengths.
+    tol : float, default 1e-3
+        Optimality residual at which a solve stops.
+    max_solves : int, default 200
+        Maximum number of ridge solves for each strength.
+
+    Returns
+    -------
+    list of Solution or list of JointSolution
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
@@ -313,7 +363,7 @@ def solve_path(
     """
     if len(eps) == 0 or any(b <= a for a, b in pairwise(eps)):
         raise BadSettingError(
-            f"eps is {list(eps)}: hand over at least one value, strictly rising (dense to sparse)"
+            f"eps must be a non-empty, strictly increasing sequence, got {list(eps)}"
         )
     path = []
     w: Tensor | None = None
@@ -338,10 +388,32 @@ def solve_k(
 ) -> Solution | JointSolution:
     """Return a solution that keeps exactly `k` channels.
 
-    Starts at the largest power of ten of eps, relative to the variance of the outputs, that keeps
-    enough, doubles it up to the last point with at least that many, cuts that to the largest w and
-    solves again with those held.
+    The first eps is the largest power of ten, relative to the variance of the outputs, that keeps
+    at least `k` channels. It is doubled while this holds. The `k` largest w of the last solution
+    are then fixed as the kept channels, and the problem is solved again.
 
+    Parameters
+    ----------
+    moments : Moments or list of Moments
+        Second moments of a layer, or of several consumers of one channel group.
+    k : int
+        Number of channels to keep.
+    tol : float, default 1e-3
+        Optimality residual at which a solve stops.
+    max_solves : int, default 200
+        Maximum number of ridge solves for each eps.
+
+    Returns
+    -------
+    Solution or JointSolution
+
+    Raises
+    ------
+    BadSettingError
+        If `k` is not between 1 and the number of live, distinct channels.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x @ torch.tensor([9.0, 8, 7, 6, 5, 4, 3, 2])[:, None])
@@ -350,38 +422,38 @@ def solve_k(
     """
     group = consumers_of(moments)
     variance = _variance(group)
-    available, _ = candidates(Objective.of(group, -1.0, LADDER_FOOT * variance))
+    available, _ = candidates(Objective.of(group, -1.0, MIN_START_EPS * variance))
     if not isinstance(k, int) or not 1 <= k <= len(available):
         raise BadSettingError(
-            f"k is {k}: pass 1 to {len(available)}, the number of live, distinct "
-            f"channels among the {group[0].channels}"
+            f"k must be an integer from 1 to {len(available)}, the number of live, distinct "
+            f"channels of {group[0].channels}, got {k}"
         )
     w = torch.zeros(group[0].channels, dtype=torch.float64)
     w[available] = 1 / len(available)
-    eps = LADDER_TOP * variance
+    eps = MAX_START_EPS * variance
     found = solve_with(moments, _even_settings(eps, tol, max_solves), w)
-    while len(found.kept) < k and eps > LADDER_FOOT * variance:
+    while len(found.kept) < k and eps > MIN_START_EPS * variance:
         eps /= 10
         found = solve_with(moments, _even_settings(eps, tol, max_solves), w)
     while len(found.kept) >= k:
         w = found.w
         if len(found.kept) == k:
             return found
-        eps *= LADDER_STEP
+        eps *= EPS_FACTOR
         found = solve_with(moments, _even_settings(eps, tol, max_solves), w)
     largest = w.topk(k).indices
-    cut = torch.zeros_like(w)
-    cut[largest] = w[largest]
-    return solve_with(moments, _even_settings(eps, tol, max_solves), cut, pinned=True)
+    start = torch.zeros_like(w)
+    start[largest] = w[largest]
+    return solve_with(moments, _even_settings(eps, tol, max_solves), start, pinned=True)
 
 
 def _even_settings(eps: float, tol: float, max_solves: int) -> SolverSettings:
-    """Return the settings with one eps for both terms."""
+    """Return the settings with the same strength for both terms."""
     return SolverSettings(eps_w=-eps, eps_l2=eps, tol=tol, max_solves=max_solves)
 
 
 def _variance(group: Sequence[Moments]) -> float:
-    """Return the mean variance of an output, its second moment where it is constant."""
+    """Return the mean variance of an output, or its second moment if it is constant."""
     total = 0.0
     for m in group:
         power = m.target_sum_sq / m.count

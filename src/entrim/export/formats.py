@@ -1,4 +1,4 @@
-"""A network as the bytes of a file that runs without entrim, compared before anybody gets it."""
+"""Export a network to ONNX, int8 or torch.export, and compare its outputs."""
 
 import io
 import math
@@ -36,31 +36,40 @@ from entrim.graph.tracer import export_program
 from entrim.storage import atomic
 
 TOLERANCE = 1e-4
-"""The largest relative error of a file that is handed out: sums in another order stay far below."""
+"""Maximum relative error of an exported network; another order of sums is far below."""
 FEW = 100
-"""With fewer images the ranges of int8 are a guess."""
+"""Minimum number of images for reliable ranges of int8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exported:
-    """A network in the bytes of a file, and how far it is from the one that it was made of."""
+    """An exported network as the content of a file, compared with the original.
+
+    Attributes
+    ----------
+    content : bytes
+        Content of the file.
+    answer : callable
+        Runs the exported network on a batch and returns its outputs.
+    parity : Parity
+        The difference from the original network.
+    """
 
     content: bytes
     answer: Answer
-    """What the file says to a batch, run as whoever gets the file would."""
     parity: Parity
 
     def outputs(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the file says to the images, batch by batch."""
+        """Return the outputs of the exported network for all images."""
         return outputs(self.answer, images)
 
     def write(self, file: str | os.PathLike[str]) -> None:
-        """Put the network into `file`, in one step."""
+        """Write the network to `file` atomically."""
         try:
             atomic.write(Path(file), self.content)
         except OSError as error:
             raise SaveError(
-                f"{file} cannot be written ({error.strerror}): make room, or name another file"
+                f"{file} cannot be written ({error.strerror}): free space, or pass another file"
             ) from error
 
 
@@ -71,13 +80,33 @@ def to_onnx(
     tolerance: float = TOLERANCE,
     callbacks: Sequence[Callback] | None = None,
 ) -> Exported:
-    """Return `model` in eval mode as an ONNX file for any number of images.
+    """Export `model` in eval mode to ONNX, with a dynamic batch size.
 
-    It is run in onnxruntime on `images` and compared with PyTorch; a relative error above
-    `tolerance`, or NaN, is an ExportError. Needs the extra `export`.
+    The result is run in onnxruntime on `images` and compared with PyTorch. Requires the extra
+    `export`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network; it is not modified.
+    images : Tensor or iterable
+        Images for the comparison.
+    tolerance : float, default 1e-4
+        Maximum relative error of the outputs.
+    callbacks : list of Callback, optional
+        Callbacks that receive progress events.
+
+    Returns
+    -------
+    Exported
+
+    Raises
+    ------
+    ExportError
+        If the network cannot be exported, or its outputs differ by more than `tolerance`.
     """
     report = Progress.of(callbacks).report
-    runtime()  # what is missing is said before any work
+    runtime()  # raise errors for missing packages first
     still, x = _ready(model, images)
     program = _program(still, x, report)
     names = [f"output_{k}" for k in range(len(answer_of(still)(x[:1])))]
@@ -101,9 +130,9 @@ def to_program(
     tolerance: float = TOLERANCE,
     callbacks: Sequence[Callback] | None = None,
 ) -> Exported:
-    """Return `model` in eval mode as a file of torch.export (.pt2) for any number of images.
+    """Export `model` in eval mode with torch.export (.pt2), with a dynamic batch size.
 
-    It is read back, run on `images` and compared, as in `to_onnx`.
+    The result is loaded, run on `images` and compared. Parameters are those of `to_onnx`.
     """
     report = Progress.of(callbacks).report
     still, x = _ready(model, images)
@@ -119,21 +148,34 @@ def to_program(
 def to_int8(
     network: Exported, images: Images, *, callbacks: Sequence[Callback] | None = None
 ) -> Exported:
-    """Return an ONNX network of `to_onnx` in eight bits: weights by channel, activations by tensor.
+    """Quantize an ONNX network to int8: weights per channel, activations per tensor.
 
-    Ranges are the extremes seen on `images`. The parity is that with `network`, and whatever it is,
-    the file is handed out: how much may be lost is for whoever uses it to say.
+    Ranges are the extreme values on `images`. The result is compared with `network`, without a
+    limit for the difference.
+
+    Parameters
+    ----------
+    network : Exported
+        A result of `to_onnx`.
+    images : Tensor or iterable
+        Calibration images.
+    callbacks : list of Callback, optional
+        Callbacks that receive progress events.
+
+    Returns
+    -------
+    Exported
     """
     report = Progress.of(callbacks).report
     runtime()
     x = _tensor(images, None)
     if len(x) < FEW:
         warnings.warn(
-            f"int8 is calibrated on {len(x)} images only: hand over at least {FEW}",
+            f"int8 is calibrated on only {len(x)} images: pass at least {FEW}",
             CalibrationWarning,
             stacklevel=2,
         )
-    with silence_exporter(), name_errors("onnxruntime cannot quantise the network"):
+    with silence_exporter(), name_errors("onnxruntime cannot quantize the network"):
         content = _quantize(network.content, batches(x, "calibrate", report))
     return _compare(content, in_onnxruntime(content), network.answer, x, math.inf, report)
 
@@ -146,20 +188,20 @@ def _compare(
     tolerance: float,
     report: Report | None,
 ) -> Exported:
-    """Return the network if it says what is wanted."""
+    """Return the exported network if its outputs are within `tolerance`."""
     with name_errors("the exported network cannot be run"):
         parity = Parity.of(outputs(answer, x, report), outputs(expected, x))
     if not parity.relative <= tolerance:  # NaN is refused too
         raise ExportError(
-            f"the exported network says something else than the network itself ({parity}; "
-            f"{tolerance:.0e} is allowed), so no file is written: check that it computes in "
-            "float32, and that its forward draws no random numbers and treats images one by one"
+            f"the outputs of the exported network differ from those of the original ({parity}; the "
+            f"tolerance is {tolerance:.0e}): check that the network computes in float32, draws no "
+            "random numbers, and processes images independently"
         )
     return Exported(content=content, answer=answer, parity=parity)
 
 
 def _ready(model: nn.Module, images: Images) -> tuple[nn.Module, Tensor]:
-    """Return a copy in eval mode, and the images as it reads them."""
+    """Return a copy in eval mode, and its images."""
     return copy_without_hooks(model).eval(), _tensor(images, model)
 
 
@@ -168,18 +210,20 @@ def _tensor(images: Images, model: nn.Module | None) -> Tensor:
     batch = data.batch(slice(None))
     if not isinstance(batch, Tensor):
         raise ExportError(
-            f"the network takes the inputs {', '.join(data.names)}: only networks of one tensor "
-            "are exported here, for others call torch.onnx.export"
+            f"only networks with one input tensor can be exported, got the inputs "
+            f"{', '.join(data.names)}: use torch.onnx.export instead"
         )
     return batch
 
 
 def _program(still: nn.Module, x: Tensor, report: Report | None) -> ExportedProgram:
-    """Return the operations of the network on any number of images.
+    """Return the program of the network with a dynamic batch size.
 
-    Nothing else goes into a file: no image, and no lines of source with their paths.
+    Images, source lines and paths are not included.
     """
-    two = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=x.device)  # one would stay one
+    two = torch.zeros(
+        2, *x.shape[1:], dtype=x.dtype, device=x.device
+    )  # a size of 1 would become static
     try:
         program = export_program(still, two, dynamic_shapes=({0: Dim("batch")},))
     except TraceError as error:
@@ -191,7 +235,7 @@ def _program(still: nn.Module, x: Tensor, report: Report | None) -> ExportedProg
 
 
 def _bare(network: Any) -> bytes:
-    """Return an ONNX network without what torch.onnx notes for its own developers."""
+    """Return an ONNX network without the debug metadata of torch.onnx."""
     for node in network.graph.node:
         node.ClearField("metadata_props")
     return network.SerializeToString()

@@ -1,4 +1,4 @@
-"""Networks as functions of a batch, whatever runs them, and how far two of them are apart."""
+"""Run networks in PyTorch or onnxruntime, and compare their outputs."""
 
 import logging
 import re
@@ -18,30 +18,30 @@ from entrim.errors import EntrimError, ExportError, MissingExtraError, SaveError
 from entrim.graph.eager import call
 
 INPUT = "images"
-"""What the input of an ONNX file is called."""
+"""Name of the input of an ONNX file."""
 BATCH = 64
 Answer = Callable[[Tensor], Sequence[Tensor]]
 """A network as a function of a batch."""
 Report = Callable[[ProgressEvent], None]
 _LOUD = ("torch.onnx", "torch.export", "")
-"""Loggers that tell developers of exporters what users cannot mend; "" is the root."""
+"""Loggers with messages for developers of exporters; "" is the root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """How far the outputs of one network are from those of another."""
+    """The difference between the outputs of two networks."""
 
     images: int
     largest: float
-    """The largest absolute difference."""
+    """Largest absolute difference."""
     relative: float
-    """||y - y'|| / ||y||, of the output where it is worst."""
+    """Largest ||y - y'|| / ||y|| of any output."""
     same: int | None
-    """Images whose largest output is the same; None where an output is no row of scores."""
+    """Number of images with the same class; None if the outputs are not class scores."""
 
     @classmethod
     def of(cls, found: Sequence[Tensor], expected: Sequence[Tensor]) -> "Parity":
-        """Return how far the outputs `found` are from those `wanted`, all with images first."""
+        """Return the difference of `found` from `expected`; the first dimension is the images."""
         if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in expected] or not expected:
             raise ExportError(
                 f"the outputs have shapes {[tuple(y.shape) for y in found]} instead of "
@@ -66,7 +66,7 @@ class Parity:
 
 
 def answer_of(model: nn.Module) -> Answer:
-    """Return the network as a function: all tensors that it returns, in order."""
+    """Return the network as a function of a batch that returns all output tensors."""
 
     @torch.no_grad()
     def answer(batch: Tensor) -> list[Tensor]:
@@ -77,7 +77,7 @@ def answer_of(model: nn.Module) -> Answer:
 
 
 def in_onnxruntime(content: bytes) -> Answer:
-    """Return an ONNX file as a function."""
+    """Return an ONNX network as a function of a batch."""
     onnx = runtime()
     options = onnx.SessionOptions()
     options.log_severity_level = 3
@@ -92,7 +92,7 @@ def in_onnxruntime(content: bytes) -> Answer:
 
 
 def outputs(answer: Answer, x: Tensor, report: Report | None = None) -> tuple[Tensor, ...]:
-    """Return the outputs of all images, in batches of several sizes: any number must do."""
+    """Return the outputs for all images, in batches of different sizes."""
     parts = [answer(batch) for batch in batches(x, "compare", report)]
     return tuple(
         torch.cat([torch.atleast_1d(y) for y in part]) for part in zip(*parts, strict=True)
@@ -100,7 +100,7 @@ def outputs(answer: Answer, x: Tensor, report: Report | None = None) -> tuple[Te
 
 
 def batches(x: Tensor, stage: str, report: Report | None) -> Iterator[Tensor]:
-    """Yield the first image alone, then the others; each is told once it has been dealt with."""
+    """Yield the first image alone, then batches of the others; report each after its use."""
     parts = [part for part in (x[:1], *x[1:].split(BATCH)) if len(part)]
     for done, part in enumerate(parts, 1):
         yield part
@@ -108,7 +108,7 @@ def batches(x: Tensor, stage: str, report: Report | None) -> Iterator[Tensor]:
 
 
 def runtime() -> Any:
-    """Return onnxruntime; torch.onnx needs the other two."""
+    """Return onnxruntime; torch.onnx requires onnx and onnxscript."""
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -121,7 +121,7 @@ def runtime() -> Any:
 
 @contextmanager
 def silence_exporter() -> Iterator[None]:
-    """Keep from users what exporters tell their own developers."""
+    """Suppress warnings and log messages of exporters."""
     loggers = [logging.getLogger(name) for name in _LOUD]
     levels = [logger.level for logger in loggers]
     try:
@@ -137,31 +137,30 @@ def silence_exporter() -> Iterator[None]:
 
 @contextmanager
 def name_errors(what: str) -> Iterator[None]:
-    """Turn whatever exporters raise into one sentence."""
+    """Convert errors of exporters to an ExportError or SaveError."""
     try:
         yield
     except EntrimError:
         raise
     except OSError as error:
         raise SaveError(
-            f"{what}, because {tempfile.gettempdir()} cannot be written ({error.strerror}): make "
-            "room there, or set TMPDIR to another folder"
+            f"{what}, because {tempfile.gettempdir()} cannot be written ({error.strerror}): free "
+            "some space there, or set TMPDIR to another folder"
         ) from error
     except Exception as error:
         raise ExportError(
-            f"{what} ({_reason(error)}): write its forward with operations that the format knows, "
-            "in float32"
+            f"{what} ({_reason(error)}): use only operations that the format supports, in float32"
         ) from error
 
 
 def report_step(report: Report | None, stage: str, done: int, total: int) -> None:
-    """Report one step to whoever watches."""
+    """Report one step, if there is a `report` function."""
     if report is not None:
         report(ProgressEvent(stage=stage, name="", done=done, total=total))
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what began it all, without colours."""
+    """Return the first line of the root cause, without terminal colors."""
     while error.__cause__ is not None:
         error = error.__cause__
     first = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -169,11 +168,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _relative(found: Tensor, expected: Tensor) -> Tensor:
-    """Return ||found - wanted|| / ||wanted||; two zeros are equal."""
+    """Return ||found - expected|| / ||expected||; 0 for equal tensors."""
     apart, size = (found - expected).norm(), expected.norm()
     return apart if not apart else apart / size
 
 
 def _worst(values: Sequence[Tensor]) -> float:
-    """Return the largest value; NaN where there is one."""
+    """Return the largest value; NaN if any is NaN."""
     return float(torch.stack(list(values)).max())

@@ -1,4 +1,4 @@
-"""Step 1: which channels are coupled, and which are frozen. Importing it registers all rules."""
+"""Step 1: coupled and frozen channels. Importing this package registers all rules."""
 
 from entrim.graph import rules_elementwise, rules_layers, rules_movement
 

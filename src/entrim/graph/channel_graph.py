@@ -1,46 +1,46 @@
-"""Which channels of a network live and die together, as plain values."""
+"""The channel graph: groups of coupled channels, their consumers, and frozen channels."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 Indices = tuple[tuple[int, ...], ...]
-"""For every unit of a group, the positions along one dimension that go with it."""
+"""For each channel of a group, its positions along one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One dimension of a parameter or buffer that follows a group."""
+    """One dimension of a parameter or buffer that contains channels of a group."""
 
     tensor: str
-    """Its name in the state dict (non-persistent buffers: as in `named_buffers`)."""
+    """Name in the state dict (of a non-persistent buffer: in `named_buffers`)."""
     dim: int
     indices: Indices
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A number written on a module, such as `out_channels`, that follows a group."""
+    """An attribute of a module, such as `out_channels`, that depends on the width of a group."""
 
     module: str
     name: str
     indices: Indices
     step: int = 1
-    """The number falls by one for every `step` positions that go."""
+    """The attribute decreases by one for every `step` removed positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Channels that are chosen together: one choice of units shapes every member."""
+    """Coupled channels: one selection applies to all members."""
 
     name: str
-    """The first layer that produces these channels."""
+    """Name of the first layer that produces the channels."""
     channels: int
-    """The number of units, each of which can go without any other."""
+    """Number of channels that can be removed independently."""
     members: tuple[Member, ...]
     attributes: tuple[Attribute, ...]
     layers: tuple[str, ...]
-    """Every layer that produces these channels."""
+    """All layers that produce the channels."""
 
     def matches(self, pattern: str) -> bool:
         """Whether `pattern` matches the name of the group or of a layer that produces it."""
@@ -49,22 +49,22 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLayer:
-    """A layer that reads cuttable channels: the place of one regression."""
+    """A layer that consumes prunable channels; each is one regression problem."""
 
     layer: str
     weight: str
     dim: int
-    """The dimension of the weight that runs over the inputs."""
+    """The dimension of the weight that corresponds to the inputs."""
     columns_per_channel: Mapping[str, int | None]
-    """For every group that feeds it, the columns per unit (k*k for a k x k convolution, H*W for a
-    Linear behind a Flatten); None where units differ in their number of columns."""
+    """For each consumed group, the columns per channel (k*k for a k x k convolution, H*W for a
+    linear layer after a flatten); None if channels differ in their number of columns."""
     intercept_target: str | None
-    """Where an intercept goes: "bias", "batchnorm:<running mean>", or None for nowhere."""
+    """The tensor of an intercept: "bias", "batchnorm:<running mean>", or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Channels of a layer that stay, and why."""
+    """Channels of a layer that cannot be pruned, and the reason."""
 
     layer: str
     channels: int
@@ -73,8 +73,21 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class ChannelGraph:
-    """Groups of channels, the layers that read them, and what is frozen with the reason.
+    """Groups of coupled channels, the layers that consume them, and frozen channels.
 
+    Attributes
+    ----------
+    groups : tuple of Group
+        Channels that must be removed together.
+    consumers : tuple of ConsumerLayer
+        Layers that consume channels of the groups.
+    frozen : tuple of Frozen
+        Channels that cannot be pruned, with the reason.
+    shapes : dict
+        Shape of every parameter and buffer of the network.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> graph = entrim.trace(net, torch.randn(3, 4))
@@ -86,49 +99,48 @@ class ChannelGraph:
     consumers: tuple[ConsumerLayer, ...]
     frozen: tuple[Frozen, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    """The shape of every parameter and buffer of the network as it is."""
 
     def group(self, name: str) -> Group:
-        """Return the group called `name`; KeyError when there is none."""
+        """Return the group called `name`; raise a KeyError if there is none."""
         for group in self.groups:
             if group.name == name:
                 return group
         raise KeyError(name)
 
     def kept_indices(self, kept: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
-        """Return, for every tensor that shrinks, the positions that stay along each dimension.
+        """Return, for every tensor that shrinks, the kept positions along each dimension.
 
-        Groups that `kept` does not name stay whole.
+        Groups that are not in `kept` keep all channels.
         """
-        gone: dict[tuple[str, int], set[int]] = {}
+        removed: dict[tuple[str, int], set[int]] = {}
         for group in self.groups:
-            for unit in _removed(group, kept):
+            for channel in _removed(group, kept):
                 for member in group.members:
-                    place = gone.setdefault((member.tensor, member.dim), set())
-                    place.update(member.indices[unit])
-        stays: dict[str, dict[int, list[int]]] = {}
-        for (tensor, dim), out in gone.items():
-            if out:
+                    positions = removed.setdefault((member.tensor, member.dim), set())
+                    positions.update(member.indices[channel])
+        indices: dict[str, dict[int, list[int]]] = {}
+        for (tensor, dim), positions in removed.items():
+            if positions:
                 size = self.shapes[tensor][dim]
-                stays.setdefault(tensor, {})[dim] = [i for i in range(size) if i not in out]
-        return stays
+                indices.setdefault(tensor, {})[dim] = [i for i in range(size) if i not in positions]
+        return indices
 
     def attribute_deltas(self, kept: Mapping[str, Sequence[int]]) -> dict[tuple[str, str], int]:
-        """Return by how much every (module, attribute) falls."""
-        drops: dict[tuple[str, str], int] = {}
+        """Return by how much every (module, attribute) decreases."""
+        deltas: dict[tuple[str, str], int] = {}
         for group in self.groups:
-            gone = _removed(group, kept)
+            removed = _removed(group, kept)
             for attribute in group.attributes:
-                fall = sum(len(attribute.indices[unit]) for unit in gone)
+                count = sum(len(attribute.indices[channel]) for channel in removed)
                 key = (attribute.module, attribute.name)
-                drops[key] = drops.get(key, 0) + fall // attribute.step
-        return {key: fall for key, fall in drops.items() if fall}
+                deltas[key] = deltas.get(key, 0) + count // attribute.step
+        return {key: delta for key, delta in deltas.items() if delta}
 
     def small_shape(self, tensor: str, kept: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-        """Return the shape that `tensor` has after the cut."""
-        stays = self.kept_indices(kept).get(tensor, {})
+        """Return the shape of `tensor` after pruning to `kept`."""
+        indices = self.kept_indices(kept).get(tensor, {})
         return tuple(
-            len(stays[dim]) if dim in stays else size
+            len(indices[dim]) if dim in indices else size
             for dim, size in enumerate(self.shapes[tensor])
         )
 
@@ -140,28 +152,28 @@ class ChannelGraph:
             if group.name in names
             for layer in group.layers
         )
-        sites = (
+        consumers = (
             replace(
-                site,
+                consumer,
                 columns_per_channel={
                     name: columns
-                    for name, columns in site.columns_per_channel.items()
+                    for name, columns in consumer.columns_per_channel.items()
                     if name not in names
                 },
             )
-            for site in self.consumers
+            for consumer in self.consumers
         )
         return replace(
             self,
             groups=tuple(group for group in self.groups if group.name not in names),
-            consumers=tuple(site for site in sites if site.columns_per_channel),
+            consumers=tuple(layer for layer in consumers if layer.columns_per_channel),
             frozen=self.frozen + frozen,
         )
 
     def __str__(self) -> str:
         sections = [
             ("group", "channels", "produced by", _group_rows(self)),
-            ("site", "columns per channel", "intercept goes to", _site_rows(self)),
+            ("layer", "columns per channel", "intercept goes to", _consumer_rows(self)),
             ("frozen", "channels", "because", _frozen_rows(self)),
         ]
         return "\n\n".join(_table(*section) for section in sections if section[-1])
@@ -174,16 +186,17 @@ def _group_rows(graph: ChannelGraph) -> list[Row]:
     return [(g.name, str(g.channels), _shorten(g.layers)) for g in graph.groups]
 
 
-def _site_rows(graph: ChannelGraph) -> list[Row]:
+def _consumer_rows(graph: ChannelGraph) -> list[Row]:
     return [
         (
-            site.layer,
+            layer.layer,
             ", ".join(
-                f"{group}: {block or 'varies'}" for group, block in site.columns_per_channel.items()
+                f"{group}: {columns or 'varies'}"
+                for group, columns in layer.columns_per_channel.items()
             ),
-            site.intercept_target or "nowhere",
+            layer.intercept_target or "nowhere",
         )
-        for site in graph.consumers
+        for layer in graph.consumers
     ]
 
 
@@ -203,5 +216,5 @@ def _table(first: str, second: str, third: str, rows: list[Row]) -> str:
 
 
 def _removed(group: Group, kept: Mapping[str, Sequence[int]]) -> list[int]:
-    stay = set(kept.get(group.name, range(group.channels)))
-    return [unit for unit in range(group.channels) if unit not in stay]
+    own = set(kept.get(group.name, range(group.channels)))
+    return [channel for channel in range(group.channels) if channel not in own]

@@ -1,4 +1,4 @@
-"""Identities of channels: which are one and the same, and which are frozen for what reason."""
+"""Channel ids: a union-find of coupled channels, with the reasons of frozen ones."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,14 @@ Ids = Int[Tensor, "..."]
 class ChannelLayout:
     """The channel ids of one activation: `ids` along `axis`, constant along every other axis.
 
-    Without an axis all elements carry the one id in `ids`.
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the activation.
+    axis : int or None
+        The axis of the channels; None if all elements have the same id.
+    ids : Tensor
+        One id per position along `axis`, or a single id.
     """
 
     shape: tuple[int, ...]
@@ -23,7 +30,7 @@ class ChannelLayout:
 
 
 class ChannelIds:
-    """A union-find over channel ids; a frozen id freezes everything it is united with."""
+    """A union-find over channel ids; a frozen id freezes all ids united with it."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
@@ -36,7 +43,7 @@ class ChannelIds:
         return torch.arange(start, start + count)
 
     def find(self, channel: int) -> int:
-        """Return the id that stands for everything united with `channel`."""
+        """Return the representative of the set of `channel`."""
         parent = self._parent
         while parent[channel] != channel:
             parent[channel] = parent[parent[channel]]
@@ -44,38 +51,38 @@ class ChannelIds:
         return channel
 
     def roots(self, ids: Ids) -> Ids:
-        """Return the standing ids, in the shape of `ids`."""
+        """Return the representatives of `ids`, in the same shape."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        stand = torch.tensor([self.find(channel) for channel in distinct.tolist()])
-        return stand.to(torch.int64)[inverse]
+        roots = torch.tensor([self.find(channel) for channel in distinct.tolist()])
+        return roots.to(torch.int64)[inverse]
 
-    def union(self, some: Ids, others: Ids) -> None:
-        """Make `some` and `others`, of one shape, the same channels pair by pair."""
-        for a, b in zip(some.flatten().tolist(), others.flatten().tolist(), strict=True):
+    def union(self, first: Ids, second: Ids) -> None:
+        """Unite the ids of two tensors of the same shape, element by element."""
+        for a, b in zip(first.flatten().tolist(), second.flatten().tolist(), strict=True):
             self.join(a, b)
 
     def unite_all(self, ids: Ids) -> None:
-        """Make all of `ids` one channel."""
+        """Unite all of `ids`."""
         distinct = torch.unique(ids)
         self.union(distinct[:-1], distinct[1:])
 
     def freeze(self, ids: Ids, reason: str) -> None:
-        """Keep `ids` for `reason`; the first reason stands."""
+        """Freeze `ids` for `reason`; an earlier reason is kept."""
         for channel in torch.unique(ids).tolist():
             self._reason.setdefault(self.find(channel), reason)
 
     def reason(self, channel: int) -> str | None:
-        """Return why `channel` is frozen, or None."""
+        """Return the reason why `channel` is frozen, or None."""
         return self._reason.get(self.find(channel))
 
     def frozen_layout(self, shape: Iterable[int], reason: str) -> ChannelLayout:
-        """Return a value of `shape` that can never shrink."""
+        """Return a layout of `shape` whose channels are frozen."""
         ids = self.new_ids(1)
         self.freeze(ids, reason)
         return ChannelLayout(tuple(shape), None, ids)
 
     def ids_along(self, value: ChannelLayout, axis: int) -> Int[Tensor, " _"]:
-        """Return one id for every position along `axis`, uniting ids that share a position."""
+        """Return one id per position along `axis`; ids that share a position are united."""
         axis %= max(len(value.shape), 1)
         if value.axis == axis:
             return self.roots(value.ids)
@@ -83,7 +90,7 @@ class ChannelIds:
         return self.roots(value.ids[:1]).expand(value.shape[axis] if value.shape else 1)
 
     def broadcast(self, value: ChannelLayout) -> Ids:
-        """Return the standing ids in the full shape of the activation, without using memory."""
+        """Return the representatives in the shape of the activation, as an expanded view."""
         ids = self.roots(value.ids)
         if value.axis is None:
             return ids[0].expand(value.shape)
@@ -92,12 +99,12 @@ class ChannelIds:
         return ids.view(rest).expand(value.shape)
 
     def gather(self, full: Ids, prefer: int | None = None) -> ChannelLayout:
-        """Return the value whose elements carry `full`.
+        """Return the layout of an activation whose elements have the ids `full`.
 
-        Only whole slices along one axis can go, so where ids vary along several axes one of them is
-        chosen and what shares a slice is united: `prefer` where it varies; else of two the one that
-        leaves more channels (a split into groups and offsets keeps the offsets), of more the first
-        (a Linear's outputs seen as channels, height and width).
+        Only slices along one axis can be removed. If ids vary along several axes, one of them is
+        selected, and ids in the same slice are united: `prefer`, if ids vary along it; of two axes
+        the one that leaves more channels (a split into groups and offsets keeps the offsets);
+        otherwise the first (outputs of a linear layer viewed as channels, height and width).
         """
         if not full.numel():
             return self.frozen_layout(full.shape, "it is empty")
@@ -117,7 +124,7 @@ class ChannelIds:
         return ChannelLayout(tuple(full.shape), axis, slices[:, 0].clone())
 
     def join(self, a: int, b: int) -> None:
-        """Make two ids the same channel."""
+        """Unite two ids."""
         a, b = self.find(a), self.find(b)
         if a == b:
             return
@@ -138,7 +145,7 @@ def _varying(full: Ids) -> list[int]:
 
 
 def _classes(full: Ids, axis: int) -> int:
-    """Return how many channels are left when every slice along `axis` becomes one channel."""
+    """Return the number of channels if all ids of a slice along `axis` are united."""
     local = ChannelIds()
     _, dense = torch.unique(full, return_inverse=True)
     local.new_ids(int(dense.max()) + 1)

@@ -1,7 +1,7 @@
 """Eager calls of a network without side effects: copied inputs, no hooks of the user.
 
-Every eager call inside entrim goes through `call`, on a copy from `copy_without_hooks` or inside
-`hooks_removed`: a network may write into its inputs, and hooks may keep what they see.
+Every eager call in entrim uses `call`, on a copy from `copy_without_hooks` or inside
+`remove_hooks`: a network may write into its inputs, and hooks may store activations.
 """
 
 import copy
@@ -19,30 +19,30 @@ from torch.utils import _pytree as pytree
 from entrim.errors import BadSettingError, TraceError
 
 ExampleInputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""What the network is called with: one tensor, all positional or all keyword arguments."""
+"""Inputs of the network: one tensor, a tuple of positional or a dict of keyword arguments."""
 
 Hooks = OrderedDict[int, Callable[..., Any]]
 
 
 def arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that `example` stands for."""
+    """Return the positional and keyword arguments of a call with `example_inputs`."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     return (example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)), {}
 
 
 def samples(example_inputs: ExampleInputs) -> int:
-    """Return the batch size of `example`: the first dimension of its first tensor."""
+    """Return the batch size: the first dimension of the first tensor."""
     for leaf in pytree.tree_leaves(arguments(example_inputs)):
         if isinstance(leaf, Tensor) and leaf.dim():
             return leaf.shape[0]
-    raise BadSettingError("the example holds no tensor that tells its batch: hand over batch=")
+    raise BadSettingError("example_inputs contain no tensor with a batch dimension: pass batch=")
 
 
 def copy_inputs(
     example_inputs: ExampleInputs, *, in_double: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with every tensor copied, floating ones in double precision if asked."""
+    """Return the arguments with all tensors copied, optionally in double precision."""
 
     def copy_tensor(tensor: Tensor) -> Tensor:
         wide = in_double and tensor.is_floating_point()
@@ -52,13 +52,13 @@ def copy_inputs(
 
 
 def call(model: nn.Module, example_inputs: ExampleInputs) -> Any:
-    """Return the output of `model` on a copy of `example`: it may write into its inputs."""
+    """Return the output of `model` on a copy of the inputs, because it may modify them."""
     args, kwargs = copy_inputs(example_inputs)
     return model(*args, **kwargs)
 
 
 def leaves(output: Any) -> list[Tensor]:
-    """Return the tensors and numbers in the output of a network, in their order."""
+    """Return the tensors and numbers in the output of a network, in order."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, int | float | bool):
@@ -75,7 +75,7 @@ def leaves(output: Any) -> list[Tensor]:
 def unwrap(model: Any) -> nn.Module:
     """Return the network inside the wrappers of torch.compile and data parallelism."""
     if not isinstance(model, nn.Module):
-        raise TraceError(f"this is a {type(model).__name__}: hand over a torch.nn.Module")
+        raise TraceError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         if isinstance(model, parallel):
@@ -87,23 +87,23 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def copy_module(model: nn.Module) -> nn.Module:
-    """Return a deep copy of `model`, the hooks of its user included."""
+    """Return a deep copy of `model`, including the hooks of the user."""
     try:
         with warnings.catch_warnings():  # an exported program is copied with a deprecated pytree
             warnings.simplefilter("ignore", FutureWarning)
             return copy.deepcopy(model)
     except RuntimeError as error:
         raise TraceError(
-            f"the network cannot be copied ({error}): a hook keeps a computed tensor on a module; "
-            "where that is torch.nn.utils.weight_norm, take torch.nn.utils.parametrizations"
+            f"the network cannot be copied ({error}): a hook stores a computed tensor on a module; "
+            "replace torch.nn.utils.weight_norm by torch.nn.utils.parametrizations.weight_norm"
         ) from error
 
 
 def copy_without_hooks(model: nn.Module) -> nn.Module:
-    """Return a deep copy of `model` without the forward hooks of its user.
+    """Return a deep copy of `model` without the forward hooks of the user.
 
-    The user's hooks must see neither fake tensors nor calibration images. Hooks of PyTorch itself,
-    such as those of `torch.nn.utils.spectral_norm`, are part of the computation and stay.
+    Hooks of the user must not be called with fake tensors or calibration images. Hooks of PyTorch,
+    such as those of `torch.nn.utils.spectral_norm`, are part of the computation and are kept.
     """
     clone = copy_module(model)
     for module, name, hooks in _user_hooks(clone):
@@ -113,7 +113,7 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def remove_hooks(model: nn.Module) -> Iterator[None]:
-    """Take the forward hooks of the user off `model` in place, and put them back even on error."""
+    """Remove the forward hooks of the user from `model` in the block, and restore them after."""
     before = _user_hooks(model)
     try:
         for module, name, hooks in before:
@@ -125,12 +125,12 @@ def remove_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def has_user_hooks(model: nn.Module) -> bool:
-    """Whether any module of `model` has a forward hook that PyTorch did not register itself."""
+    """Whether any module of `model` has a forward hook that is not from PyTorch."""
     return bool(_user_hooks(model))
 
 
 def _user_hooks(model: nn.Module) -> list[tuple[nn.Module, str, Hooks]]:
-    """Return the modules with forward hooks of the user: module, attribute, all hooks there."""
+    """Return the modules with forward hooks of the user: module, attribute, all its hooks."""
     return [
         (module, name, hooks)
         for module in model.modules()
@@ -150,10 +150,10 @@ def _is_of_torch(hook: object) -> bool:
 
 @contextmanager
 def neutral_context() -> Iterator[None]:
-    """Leave the inference mode and the autocast that the caller may be in.
+    """Disable inference mode and autocast of the caller.
 
-    Tensors made in inference mode could not be trained later, and autocast would put its rounding
-    into second moments and verifications.
+    Tensors created in inference mode cannot be trained later, and autocast would reduce the
+    precision of second moments and verifications.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -168,6 +168,6 @@ def neutral_context() -> Iterator[None]:
 
 @contextmanager
 def isolate_random_state() -> Iterator[None]:
-    """Let seeds be set inside, for dropout, and put the caller's random numbers back."""
+    """Restore the state of the global random generators after the block."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield

@@ -1,4 +1,4 @@
-"""From ids to values: which channels form a group, who reads it, and what is frozen."""
+"""Build the channel graph from the channel ids of a trace."""
 
 import math
 from collections import Counter
@@ -17,48 +17,47 @@ from entrim.graph.channel_ids import ChannelIds
 from entrim.graph.tracer import TraceState, Vector
 
 Place = dict[int, tuple[str, int]]
-"""Standing id -> (group, unit)."""
+"""Representative id -> (group, channel)."""
 
 
 def channel_graph(state: TraceState) -> ChannelGraph:
-    """Return what the walk found, as plain values."""
-    families = _families(state)
-    units = {name: _units(state, vectors) for name, vectors in families.items()}
+    """Return the channel graph of a trace."""
+    layers = _layers_by_group(state)
+    units = {name: _units(state, vectors) for name, vectors in layers.items()}
     sizes = {name: len(roots) for name, roots in units.items() if len(roots) > 1}
     place = {root: (name, unit) for name in sizes for unit, root in enumerate(units[name])}
     members, attributes = _members(state, place, sizes), _attributes(state, place, sizes)
     groups = tuple(
-        Group(name, size, tuple(members[name]), tuple(attributes[name]), tuple(families[name]))
+        Group(name, size, tuple(members[name]), tuple(attributes[name]), tuple(layers[name]))
         for name, size in sizes.items()
     )
-    sites = (_site(state, weight, groups) for weight in state.consumers)
+    consumers = (_consumer(state, weight, groups) for weight in state.consumers)
     return ChannelGraph(
         groups=groups,
-        consumers=tuple(site for site in sites if site is not None),
+        consumers=tuple(layer for layer in consumers if layer is not None),
         frozen=tuple(_frozen_layers(state, place)),
         shapes=state.shapes,
     )
 
 
-def _families(state: TraceState) -> dict[str, dict[str, Vector]]:
-    """Return {group: {layer: ids}}: layers that share a live channel are one family."""
+def _layers_by_group(state: TraceState) -> dict[str, dict[str, Vector]]:
+    """Return {group: {layer: ids}}: layers that share a live channel belong to one group."""
     vectors = dict(state.producers)
     produced = _live(state, vectors.values())
     for (tensor, _), ids in state.bindings.items():
         if not produced.issuperset(_live(state, [ids])) and tensor not in vectors:
             vectors[tensor] = ids
-    kin = ChannelIds()
-    kin.new_ids(len(vectors))
-    home: dict[int, int] = {}
+    coupled = ChannelIds()
+    coupled.new_ids(len(vectors))
+    first_producer: dict[int, int] = {}
     for number, ids in enumerate(vectors.values()):
         for root in _live(state, [ids]):
-            other = home.setdefault(root, number)
-            kin.join(number, other)
-    families: dict[str, dict[str, Vector]] = {}
+            coupled.join(number, first_producer.setdefault(root, number))
+    groups: dict[str, dict[str, Vector]] = {}
     names = list(vectors)
     for number, layer in enumerate(names):
-        families.setdefault(names[kin.find(number)], {})[layer] = vectors[layer]
-    return families
+        groups.setdefault(names[coupled.find(number)], {})[layer] = vectors[layer]
+    return groups
 
 
 def _live(state: TraceState, vectors: Iterable[Vector]) -> set[int]:
@@ -67,7 +66,7 @@ def _live(state: TraceState, vectors: Iterable[Vector]) -> set[int]:
 
 
 def _units(state: TraceState, vectors: dict[str, Vector]) -> list[int]:
-    """Return the live channels of a family, in the order of its layers."""
+    """Return the live channels of a group, in the order of its layers."""
     roots = (root for ids in vectors.values() for root in state.channels.roots(ids).tolist())
     return [root for root in dict.fromkeys(roots) if state.channels.reason(root) is None]
 
@@ -93,7 +92,7 @@ def _attributes(
 def _indices(
     state: TraceState, ids: Vector, place: Place, sizes: Mapping[str, int]
 ) -> dict[str, Indices]:
-    """Return, for every group found along `ids`, where its units are."""
+    """Return the positions of the channels of every group that occurs in `ids`."""
     found: dict[str, list[list[int]]] = {}
     for position, root in enumerate(state.channels.roots(ids).tolist()):
         if root in place:
@@ -104,18 +103,18 @@ def _indices(
     return {name: tuple(map(tuple, positions)) for name, positions in found.items()}
 
 
-def _site(state: TraceState, weight: str, groups: tuple[Group, ...]) -> ConsumerLayer | None:
-    dim, home = state.consumers[weight]
+def _consumer(state: TraceState, weight: str, groups: tuple[Group, ...]) -> ConsumerLayer | None:
+    dim, intercept_target = state.consumers[weight]
     kernel = math.prod(state.shapes[weight][2:])
-    feeds = {}
+    columns = {}
     for group in groups:
         for member in group.members:
             if (member.tensor, member.dim) == (weight, dim):
                 counts = {len(found) for found in member.indices}
-                feeds[group.name] = counts.pop() * kernel if len(counts) == 1 else None
-    if not feeds:
+                columns[group.name] = counts.pop() * kernel if len(counts) == 1 else None
+    if not columns:
         return None
-    return ConsumerLayer(weight.removesuffix(".weight"), weight, dim, feeds, home)
+    return ConsumerLayer(weight.removesuffix(".weight"), weight, dim, columns, intercept_target)
 
 
 def _frozen_layers(state: TraceState, place: Place) -> Iterable[Frozen]:
@@ -129,5 +128,5 @@ def _frozen_layers(state: TraceState, place: Place) -> Iterable[Frozen]:
             yield Frozen(tensor.removesuffix(".weight"), state.shapes[tensor][0], _IDLE)
 
 
-_IDLE = "it is not used in eval mode; where training uses it, it may not fit the cut network"
-_ALONE = "all its channels live and die together"
+_IDLE = "it is not used in eval mode; if training uses it, it may not fit the pruned network"
+_ALONE = "all its channels are coupled to each other"

@@ -1,4 +1,4 @@
-"""Rules for operations that keep channels apart: element by element, or plane by plane."""
+"""Rules for operations that do not mix channels: element-wise, or per feature map."""
 
 import re
 
@@ -7,16 +7,16 @@ from entrim.graph.tracer import POINTWISE, OpCall, Result, register_rule
 
 
 def pointwise(call: OpCall) -> Result:
-    """Follow an element-wise operation: what meets in an element is one channel.
+    """Apply the rule of an element-wise operation: operands of one element are coupled.
 
-    A tensor broadcast over the channels touches all of them, so it stays; and a tensor of as many
-    channels must lose them together with the others.
+    A tensor that is broadcast over the channels is frozen, because it affects all of them. Tensors
+    with the same number of channels must be pruned together.
     """
     channels, shape = call.state.channels, call.shape
     operands = [(value, len(shape) - len(value.shape)) for value in call.operands()]
     axes = [value.axis + lead for value, lead in operands if value.axis is not None]
     if not operands:
-        return channels.frozen_layout(shape, f"{call.node.name} is of fixed size")
+        return channels.frozen_layout(shape, f"{call.node.name} has a fixed size")
     if not axes:
         for value, _ in operands[1:]:
             channels.union(operands[0][0].ids, value.ids)
@@ -25,7 +25,7 @@ def pointwise(call: OpCall) -> Result:
     vectors = []
     for value, lead in operands:
         if axis < lead or value.shape[axis - lead] == 1 < shape[axis]:
-            channels.freeze(value.ids, f"{call.node.name} spreads it over all channels")
+            channels.freeze(value.ids, f"{call.node.name} broadcasts it over all channels")
         elif value.shape[axis - lead] == shape[axis]:
             vectors.append(channels.ids_along(value, axis - lead))
         else:
@@ -36,20 +36,20 @@ def pointwise(call: OpCall) -> Result:
 
 
 def first(call: OpCall) -> Result:
-    """Follow an operation that copies its first tensor, whatever else it is given."""
+    """Apply the rule of an operation that copies its first tensor."""
     x = call.value()
     return ChannelLayout(call.shape, x.axis, x.ids)
 
 
 def dropout(call: OpCall) -> Result:
-    """Follow a dropout that is switched off."""
+    """Apply the rule of an inactive dropout; an active one is frozen."""
     if call.get("train") or call.get("training"):
         return call.state.freeze_call(call, f"{call.node.name} draws random numbers")
     return first(call)
 
 
 def over_dims(call: OpCall) -> Result:
-    """Follow a reduction, softmax or sort: channels pass where it does not run over them."""
+    """Apply the rule of a reduction, softmax or sort; frozen if it is along the channels."""
     x, dims = call.value(), call.get("dim")
     if x.axis is None:
         return call.results(lambda shape: ChannelLayout(shape, None, x.ids))
@@ -65,14 +65,14 @@ def over_dims(call: OpCall) -> Result:
 
 
 def plane(call: OpCall) -> Result:
-    """Follow pooling, interpolation and the like, which treat every channel by itself."""
+    """Apply the rule of pooling, interpolation and similar operations on each feature map."""
     x = call.value()
     spatial = re.search(r"(\d)d", str(call.node.target))
     others = [value for value in call.operands() if value is not x]
     if spatial is None or (x.axis or 0) >= len(x.shape) - int(spatial[1]):
         return call.state.freeze_call(call, f"{call.node.name} runs over the channels")
     for value in others:
-        call.state.channels.freeze(value.ids, f"{call.node.name} reads it at every channel")
+        call.state.channels.freeze(value.ids, f"{call.node.name} uses it for every channel")
     return call.results(lambda shape: ChannelLayout(shape, x.axis, x.ids))
 
 

@@ -1,4 +1,4 @@
-"""Rules for layers with weights: convolution, linear, normalisation, PReLU."""
+"""Rules for layers with weights: convolution, linear, normalization, PReLU."""
 
 from torch import fx
 
@@ -7,7 +7,7 @@ from entrim.graph.tracer import OpCall, Result, Vector, register_rule
 
 
 def convolution(call: OpCall) -> Result:
-    """Follow a convolution, transposed or not, of any number of dimensions and groups."""
+    """Apply the rule of a convolution with any number of dimensions and groups."""
     weight, transposed = call.tensor("weight"), "transpose" in str(call.node.target)
     x = call.value("input")
     axis = (
@@ -41,7 +41,7 @@ def _dense(call: OpCall, weight: str, columns: Vector, axis: int, transposed: bo
 
 
 def _depthwise(call: OpCall, weight: str, columns: Vector, transposed: bool) -> Vector:
-    """Pass the ids through: an input takes the outputs made of it along, and the other way."""
+    """Propagate the ids: an input channel and its output channels are removed together."""
     shape = call.state.shapes[weight]
     multiplier = shape[1] if transposed else shape[0] // len(columns)
     out = columns.repeat_interleave(multiplier)
@@ -52,7 +52,7 @@ def _depthwise(call: OpCall, weight: str, columns: Vector, transposed: bool) -> 
 def _group_convolution(
     call: OpCall, weight: str, columns: Vector, groups: int, axis: int, transposed: bool
 ) -> Vector:
-    """Couple equal offsets across groups, so that every group keeps as many channels."""
+    """Couple equal offsets across groups, so that all groups keep the same number."""
     walk, layer = call.state, call.layer()
     offsets = columns.view(groups, -1)
     walk.channels.union(offsets[:-1], offsets[1:])
@@ -67,7 +67,7 @@ def _group_convolution(
 
 
 def linear(call: OpCall) -> Result:
-    """Follow a Linear; behind a Flatten the columns of one channel carry one id."""
+    """Apply the rule of a linear layer; after a flatten, columns of one channel share an id."""
     weight = call.tensor("weight")
     if weight is None or len(call.state.shapes[weight]) != 2:
         return _opaque(call, -1, "a computed weight")
@@ -89,7 +89,7 @@ def _is_complex(call: OpCall) -> bool:
 
 
 def _opaque(call: OpCall, axis: int, what: str) -> Result:
-    """Freeze a layer with weights that no regression can replace, and list it."""
+    """Freeze a layer whose weights cannot be refitted, and list it."""
     result = call.state.freeze_call(call, f"{call.layer()} has {what}")
     if isinstance(result, ChannelLayout):
         call.state.producers.setdefault(call.layer(), call.state.channels.ids_along(result, axis))
@@ -97,9 +97,9 @@ def _opaque(call: OpCall, axis: int, what: str) -> Result:
 
 
 def _consume(call: OpCall, weight: str, dim: int, axis: int) -> None:
-    """Record the layer as a site, and where it could keep an intercept.
+    """Record the layer as a consumer, with the tensor that can take an intercept.
 
-    `axis` is that of its output channels; a BatchNorm normalizes axis 1, whatever it holds.
+    `axis` is the axis of its output channels; a BatchNorm always normalizes axis 1.
     """
     home = None
     if call.tensor("bias") == f"{call.layer()}.bias" and _serves_only(call, call, "bias", weight):
@@ -117,7 +117,7 @@ def _consume(call: OpCall, weight: str, dim: int, axis: int) -> None:
 
 
 def _serves_only(call: OpCall, holder: OpCall, name: str, weight: str) -> bool:
-    """Whether the tensor that `holder` is given as `name` acts on outputs of `weight` only."""
+    """Whether the argument `name` of `holder` is used for outputs of `weight` only."""
     nodes = list(holder.get(name).users)
     if holder is not call:
         nodes = [OpCall.of(call.state, node).get("input") for node in nodes]
@@ -128,7 +128,7 @@ def _serves_only(call: OpCall, holder: OpCall, name: str, weight: str) -> bool:
 
 
 def norm_per_channel(call: OpCall) -> Result:
-    """Follow BatchNorm and InstanceNorm: statistics and parameters of a channel are its own."""
+    """Apply the rule of BatchNorm and InstanceNorm, which normalize each channel separately."""
     x = call.value("input")
     ids = call.state.channels.ids_along(x, 1)
     for name in ("weight", "bias", "running_mean", "running_var"):
@@ -138,7 +138,7 @@ def norm_per_channel(call: OpCall) -> Result:
 
 
 def group_norm(call: OpCall) -> Result:
-    """Follow GroupNorm: its statistics span a group, so only whole groups can go."""
+    """Apply the rule of GroupNorm: only whole groups can be removed."""
     ids, groups = call.state.channels.ids_along(call.value("input"), 1), call.get("num_groups")
     if groups == 1:
         call.state.channels.freeze(ids, f"{call.layer()} is a GroupNorm over all channels at once")
@@ -152,7 +152,7 @@ def group_norm(call: OpCall) -> Result:
 
 
 def layer_norm(call: OpCall) -> Result:
-    """Follow LayerNorm: freeze the channels that its statistics span."""
+    """Apply the rule of LayerNorm: normalized channels are frozen."""
     x = call.value("input")
     first = len(x.shape) - len(call.get("normalized_shape"))
     if (x.axis or 0) >= first:
@@ -165,7 +165,7 @@ def layer_norm(call: OpCall) -> Result:
 
 
 def prelu(call: OpCall) -> Result:
-    """Follow PReLU: one slope for all channels, or one each."""
+    """Apply the rule of PReLU, with one slope for all channels or one per channel."""
     x, weight = call.value(), call.value("weight")
     if weight.shape in ((), (1,)) or len(x.shape) < 2:
         call.state.channels.freeze(weight.ids, f"{call.layer()} has one slope for all channels")

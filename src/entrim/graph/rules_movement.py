@@ -1,4 +1,4 @@
-"""Rules for data movement: the operation itself is run on channel ids and the mapping read off."""
+"""Rules for data movement: the operation is executed on channel ids."""
 
 import math
 from collections.abc import Callable
@@ -13,26 +13,26 @@ from entrim.graph.tracer import OpCall, Result, register_rule
 
 
 def move(call: OpCall) -> Result:
-    """Follow an operation that rearranges or copies elements."""
+    """Apply the rule of an operation that rearranges or copies elements."""
     return _read_off(call, _first_axis(call))
 
 
 def reshape(call: OpCall) -> Result:
-    """Follow a reshape: no axis of the old shape has a claim in the new one."""
+    """Apply the rule of a reshape; the axis of the channels follows from the ids."""
     full = call.state.channels.broadcast(call.value())
     if full.numel() != math.prod(call.shape):
-        return call.state.freeze_call(call, f"{call.node.name} reads bits as another type")
+        return call.state.freeze_call(call, f"{call.node.name} reinterprets bits as another type")
     return call.state.channels.gather(full.reshape(call.shape))
 
 
 def expand(call: OpCall) -> Result:
-    """Follow an expansion, also one to the shape of another tensor."""
+    """Apply the rule of an expansion, including to the shape of another tensor."""
     x = call.value()
     return call.state.channels.gather(call.state.channels.broadcast(x).expand(call.shape), x.axis)
 
 
 def concat(call: OpCall) -> Result:
-    """Follow a concatenation; of channels on their ids alone, whatever the size of the maps."""
+    """Apply the rule of a concatenation; along the channels, only ids are concatenated."""
     values, channels = list(map(call.state.value, call.get("tensors"))), call.state.channels
     dim = call.get("dim") % len(call.shape)
     whole = all(len(value.shape) == len(call.shape) for value in values)
@@ -44,14 +44,14 @@ def concat(call: OpCall) -> Result:
 
 
 def stack(call: OpCall) -> Result:
-    """Follow a stack: its new axis has a fixed number of places, so channels stay on theirs."""
+    """Apply the rule of a stack: the new axis has a fixed size, so channels keep their axis."""
     axis, dim = _first_axis(call), call.get("dim") % len(call.shape)
     shifted = None if axis is None else axis + (axis >= dim)
     return _read_off(call, shifted)
 
 
 def channel_shuffle(call: OpCall) -> Result:
-    """Follow a shuffle as what it is: a reshape into groups, a transposition, a reshape back."""
+    """Apply the rule of a channel shuffle: reshape into groups, transpose, reshape back."""
     channels, groups = call.state.channels, call.get("groups")
     full = channels.broadcast(call.value())
     split = channels.broadcast(
@@ -61,11 +61,11 @@ def channel_shuffle(call: OpCall) -> Result:
 
 
 def part(call: OpCall) -> Result:
-    """Follow a slice or split; through the channels only in parts of one common size.
+    """Apply the rule of a slice or split; along the channels, only parts of equal size.
 
-    Whether code such as `x[:, : x.shape[1] // 2]` or a number stands behind it cannot be seen. The
-    channels are coupled so that equal parts stay equal; the trial cut tells whether the code
-    follows.
+    The exported graph does not show whether the code uses a fraction, as in
+    `x[:, : x.shape[1] // 2]`, or a constant. Channels are coupled so that equal parts stay equal;
+    trial pruning finds out whether the code adapts.
     """
     x, channels = call.value(), call.state.channels
     dim = call.get("dim") % len(x.shape)
@@ -77,7 +77,7 @@ def part(call: OpCall) -> Result:
     size = math.gcd(x.shape[dim], *edges)
     if size == 1 < x.shape[dim] or any(_stride(piece) for piece in cut):
         name = call.node.name
-        channels.freeze(x.ids, f"{name} takes single channels or uneven parts out of them")
+        channels.freeze(x.ids, f"{name} selects single channels or parts of unequal size")
     else:
         equal = x.ids.view(-1, size)
         channels.union(equal[:-1], equal[1:])
@@ -94,7 +94,7 @@ def _stride(piece: Tensor) -> bool:
 
 
 def roll(call: OpCall) -> Result:
-    """Follow a cyclic shift, of positions only: shifted channels have no fixed place."""
+    """Apply the rule of a cyclic shift of positions; a shift of channels is frozen."""
     x, dims = call.value(), call.get("dims")
     if not dims or x.axis is None or x.axis in {dim % len(x.shape) for dim in dims}:
         return call.state.freeze_call(call, f"{call.node.name} shifts channels")
@@ -102,7 +102,7 @@ def roll(call: OpCall) -> Result:
 
 
 def pad(call: OpCall) -> Result:
-    """Follow padding: new positions belong to the channel, new channels are of fixed number."""
+    """Apply the rule of padding; the number of padded channels is fixed."""
     x, channels = call.value(), call.state.channels
     widths = list(call.get("pad"))
     sides = {len(x.shape) - 1 - i // 2: tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)}
@@ -126,7 +126,7 @@ def _read_off(call: OpCall, prefer: int | None) -> Result:
 
 
 def _run(call: OpCall, ids: Callable[[fx.Node], Tensor]) -> Any:
-    """Return what the operation makes of ids in place of its tensors."""
+    """Return the result of the operation on ids in place of its tensors."""
     operation: Any = call.node.target
     args, kwargs = map_arg((call.node.args, call.node.kwargs), ids)
     return operation(*args, **kwargs)
@@ -137,7 +137,7 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 def _first_axis(call: OpCall) -> int | None:
-    """Return where the channels of the first operand that has any would be found again."""
+    """Return the channel axis of the first operand that has one."""
     axes = [value.axis for value in call.operands() if value.axis is not None]
     return axes[0] if axes else None
 

@@ -1,4 +1,4 @@
-"""The walk through the exported graph, from the network's inputs to its outputs."""
+"""Trace channels through the exported graph, from the inputs to the outputs of a network."""
 
 import itertools
 import operator
@@ -22,35 +22,35 @@ Vector = Int[Tensor, " _"]
 
 @dataclass(slots=True)
 class TraceState:
-    """The state of one walk; rules read and extend it, nothing else does."""
+    """The state of a trace, which the rules read and extend."""
 
     module: nn.Module
     names: Mapping[fx.Node, str]
     """Placeholder of a parameter or buffer -> its name."""
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, tuple[str, ...]]
-    """Parameter or buffer -> all its names, the first one first."""
+    """Parameter or buffer -> all its names, starting with the first."""
     idle: set[str] = field(default_factory=set)
-    """Parameters and buffers that nothing reads in eval mode."""
+    """Parameters and buffers that are not used in eval mode."""
     channels: ChannelIds = field(default_factory=ChannelIds)
     values: dict[fx.Node, Result] = field(default_factory=dict)
     bindings: dict[tuple[str, int], Vector] = field(default_factory=dict)
-    """(tensor, dimension) -> ids along it."""
+    """(tensor, dimension) -> ids along the dimension."""
     producers: dict[str, Vector] = field(default_factory=dict)
     """Layer -> ids of its outputs."""
     consumers: dict[str, tuple[int, str | None]] = field(default_factory=dict)
-    """Weight -> the dimension of its inputs, and where an intercept goes."""
+    """Weight -> the dimension of its inputs, and the tensor of an intercept."""
     attributes: dict[tuple[str, str], tuple[Vector, int]] = field(default_factory=dict)
-    """(module, attribute) -> ids it counts, and how many of them make one."""
+    """(module, attribute) -> the ids that it counts, and the number of ids per unit."""
 
     def bind(self, tensor: str, dim: int, ids: Vector) -> Vector:
-        """Let `dim` of `tensor` follow `ids`, also where it follows others already."""
+        """Bind dimension `dim` of `tensor` to `ids`, and unite them with earlier ones."""
         before = self.bindings.setdefault((tensor, dim), ids)
         self.channels.union(before, ids)
         return before
 
     def produce(self, layer: str, tensor: str, dim: int, copies: int = 1) -> Vector:
-        """Return the output ids of `layer`: new ones, `copies` times over, or those of before."""
+        """Return the output ids of `layer`: new ones repeated `copies` times, or existing ones."""
         size = self.shapes[tensor][dim]
         if (tensor, dim) not in self.bindings:
             self.bindings[tensor, dim] = self.channels.new_ids(size // copies).repeat(copies)
@@ -61,7 +61,7 @@ class TraceState:
         return ids
 
     def value(self, node: fx.Node) -> ChannelLayout:
-        """Return the value of a node that holds one tensor; a parameter's ids are made here."""
+        """Return the layout of a node with one tensor; ids of parameters are created on demand."""
         if node not in self.values:
             self.values[node] = self._stored_layout(self.names[node])
         value = self.values[node]
@@ -70,31 +70,29 @@ class TraceState:
         return value
 
     def freeze_call(self, call: "OpCall", reason: str) -> Result:
-        """Freeze everything that goes into `call` and comes out of it."""
+        """Freeze all inputs and outputs of `call`."""
         operands = list(call.operands())
         if not operands:
-            reason = f"{call.node.name} makes a tensor of fixed size"
+            reason = f"{call.node.name} creates a tensor of fixed size"
         for value in operands:
             self.channels.freeze(value.ids, reason)
         return call.results(lambda shape: self.channels.frozen_layout(shape, reason))
 
     def modules_with(self, tensor: str) -> tuple[str, ...]:
-        """Return the modules that hold `tensor`, each by one name: a module may have several."""
+        """Return the modules that own `tensor`, each by its first name."""
         owners = (name.rpartition(".")[0] for name in self.aliases[tensor])
         return tuple(dict.fromkeys(map(self.first_name, owners)))
 
     def first_name(self, module: str) -> str:
-        """Return the first of the names that the module called `module` is registered under."""
-        wanted = self.module.get_submodule(module)
-        return next(name for name, found in self.module.named_modules() if found is wanted)
+        """Return the first name under which a module is registered."""
+        target = self.module.get_submodule(module)
+        return next(name for name, found in self.module.named_modules() if found is target)
 
     def _stored_layout(self, name: str) -> ChannelLayout:
         shape = self.shapes[name]
         wide = [dim for dim, size in enumerate(shape) if size > 1]
         if len(wide) > 1:
-            value = self.channels.frozen_layout(
-                shape, f"{name} is used as a whole, not by a known layer"
-            )
+            value = self.channels.frozen_layout(shape, f"{name} is not used by a known layer")
             for dim in wide:
                 self.bind(name, dim, value.ids.expand(shape[dim]))
             return value
@@ -106,7 +104,7 @@ class TraceState:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operation by name; defaults are filled in from the schema."""
+    """Return the arguments of an operation by name, with the defaults of its schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {str(i): argument for i, argument in enumerate(node.args)}
@@ -117,7 +115,17 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One operation of the exported graph, its arguments by their name in the schema."""
+    """One operation of the exported graph.
+
+    Attributes
+    ----------
+    state : TraceState
+        The state of the trace.
+    node : torch.fx.Node
+        The node of the operation.
+    arguments : dict
+        Arguments by their name in the schema of the operator.
+    """
 
     state: TraceState
     node: fx.Node
@@ -125,25 +133,25 @@ class OpCall:
 
     @classmethod
     def of(cls, state: TraceState, node: fx.Node) -> "OpCall":
-        """Return the call that `node` stands for."""
+        """Return the call of `node`."""
         return cls(state, node, arguments_of(node))
 
     def get(self, name: str) -> Any:
-        """Return the argument called `name`, None where the operation has none."""
+        """Return the argument called `name`, None if there is none."""
         return self.arguments.get(name)
 
     def value(self, name: str | None = None) -> ChannelLayout:
-        """Return the value of the tensor argument called `name`, by default of the first."""
+        """Return the layout of the tensor argument `name`, by default of the first argument."""
         node: Any = self.node.args[0] if name is None else self.arguments[name]
         return self.state.value(node)
 
     def tensor(self, name: str) -> str | None:
-        """Return the name of the parameter or buffer handed over as `name`, None for others."""
+        """Return the name of the parameter or buffer passed as `name`, None for other tensors."""
         node = self.get(name)
         return self.state.names.get(node) if isinstance(node, fx.Node) else None
 
     def operands(self) -> Iterator[ChannelLayout]:
-        """Yield the values of all tensors that go in."""
+        """Yield the layouts of all input tensors."""
         for node in self.node.all_input_nodes:
             result = self.state.values.get(node)
             if isinstance(result, tuple):
@@ -152,7 +160,7 @@ class OpCall:
                 yield self.state.value(node)
 
     def attach(self, name: str, ids: Vector) -> None:
-        """Let the vector handed over as `name`, if any, follow `ids`."""
+        """Bind the vector passed as `name`, if any, to `ids`."""
         node = self.get(name)
         if node is None:
             return
@@ -163,7 +171,7 @@ class OpCall:
             self.state.channels.union(self.state.channels.ids_along(self.state.value(node), 0), ids)
 
     def owners(self) -> tuple[str, ...]:
-        """Return the modules that have the weight or statistics in use, else the one that calls."""
+        """Return the modules that own the weight or statistics, else the calling module."""
         tensor = self.tensor("weight") or self.tensor("running_mean")
         if tensor is not None:
             return self.state.modules_with(tensor)
@@ -171,7 +179,7 @@ class OpCall:
         return (self.state.first_name(list(stack.values())[-1][0]),)
 
     def count(self, name: str, ids: Vector, step: int = 1) -> None:
-        """Keep the attribute `name` of the modules behind this call true when `ids` shrink."""
+        """Record that the attribute `name` of the owning modules counts `ids`."""
         for owner in self.owners():
             value = getattr(self.state.module.get_submodule(owner), name, None)
             if type(value) is int and value == len(ids) // step:
@@ -179,17 +187,17 @@ class OpCall:
                 self.state.channels.union(before, ids)
 
     def layer(self) -> str:
-        """Return the name of the layer whose weight this is: its module, or the tensor itself."""
+        """Return the name of the layer: the module of its weight, or the tensor itself."""
         name = self.tensor("weight") or self.owners()[0] or self.node.name
         return name.removesuffix(".weight")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the one tensor that comes out."""
+        """The shape of the output tensor."""
         return _shape(self.node)
 
     def results(self, make: Callable[[tuple[int, ...]], ChannelLayout]) -> Result:
-        """Return `make(shape)` for every tensor that comes out."""
+        """Return `make(shape)` for every output tensor."""
         out = self.node.meta.get("val")
         if isinstance(out, Tensor):
             return make(tuple(out.shape))
@@ -205,14 +213,14 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 Rule = Callable[["OpCall"], Result]
 RULES: dict[str, Rule] = {}
-"""Qualified operator -> its rule. Rules of PyTorch's operators are registered by `rules_*`."""
+"""Qualified operator -> rule. The modules `rules_*` register those of PyTorch."""
 POINTWISE = "pointwise"
-"""The name of the rule for every operator that PyTorch itself declares element-wise."""
+"""Name of the rule for all operators that PyTorch tags as element-wise."""
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_size", "sym_numel"}
 
 
 def trace_ops(model: nn.Module, example_inputs: ExampleInputs) -> TraceState:
-    """Return what a walk through `model` in eval mode finds; the model is not touched."""
+    """Return the state after tracing `model` in eval mode; the model is not modified."""
     still = copy_without_hooks(unwrap(model)).eval()
     program = export_program(still, example_inputs)
     shapes, aliases = named_tensors(still)
@@ -233,13 +241,13 @@ def trace_ops(model: nn.Module, example_inputs: ExampleInputs) -> TraceState:
 def export_program(
     model: nn.Module, example_inputs: ExampleInputs, dynamic_shapes: tuple[Any, ...] | None = None
 ) -> ExportedProgram:
-    """Return the operations of `model` on `example`, as torch.export sees them."""
+    """Return the program of `model` for `example_inputs` from torch.export."""
     args, kwargs = arguments(example_inputs)
     for name, _ in model.named_modules():
         if not name.isprintable() or '"' in name or "\\" in name:
             raise TraceError(
-                f"the name {name!r} of a layer holds a quote, a backslash or a control character, "
-                "and torch.export writes names into code: rename the layer"
+                f"the name {name!r} of a layer contains a quote, a backslash or a control "
+                "character, which torch.export does not support: rename the layer"
             )
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -250,8 +258,8 @@ def export_program(
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise TraceError(
-            f"torch.export cannot follow {type(model).__name__} on this example ({first}): check "
-            "that the network runs on the example, and that no `if` in its forward depends on the "
+            f"torch.export cannot trace {type(model).__name__} on these example inputs ({first}): "
+            "check that the network runs on them, and that no `if` in its forward depends on the "
             "values of a tensor"
         ) from error
 
@@ -259,22 +267,22 @@ def export_program(
 def named_tensors(
     model: nn.Module,
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, ...]]]:
-    """Return the shape of every tensor, and all names of each by its first."""
+    """Return the shape of every tensor, and all names of each tensor by its first name."""
     shapes, aliases, first = {}, {}, {}
     every = itertools.chain(
         model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     )
     for name, tensor in every:
-        stand = first.setdefault(id(tensor), name)
+        first_name = first.setdefault(id(tensor), name)
         shapes[name] = tuple(tensor.shape)
-        aliases[stand] = (*aliases.get(stand, ()), name)
+        aliases[first_name] = (*aliases.get(first_name, ()), name)
     return shapes, aliases
 
 
 def placeholders(
     program: ExportedProgram, aliases: Mapping[str, tuple[str, ...]]
 ) -> dict[fx.Node, str]:
-    """Return the parameter or buffer behind each placeholder; shared tensors by one name."""
+    """Return the parameter or buffer of each placeholder; shared tensors by one name."""
     first = {alias: name for name, others in aliases.items() for alias in others}
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -314,13 +322,13 @@ def _step(state: TraceState, node: fx.Node) -> Result:
 
 
 def _is_pointwise(target: object) -> bool:
-    """Whether PyTorch itself calls an operation element-wise, and it draws nothing at random."""
+    """Whether PyTorch tags an operation as element-wise and deterministic."""
     tags = getattr(target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
 def register_rule(operator_name: str, rule: Rule) -> None:
-    """Let `rule` follow the channels through an operator.
+    """Register the rule by which channels are traced through an operator.
 
     Parameters
     ----------
@@ -340,11 +348,11 @@ def register_rule(operator_name: str, rule: Rule) -> None:
 
 
 def apply_rule(rule: Callable[[OpCall], Result], call: OpCall) -> Result:
-    """Return what `rule` says; a call that it was not made for is frozen and named."""
+    """Return the result of `rule`; if it raises an error, freeze the call with the reason."""
     try:
         return rule(call)
     except Exception as error:
-        reason = f"{call.node.name} could not be followed ({type(error).__name__}: {error})"
+        reason = f"{call.node.name} cannot be traced ({type(error).__name__}: {error})"
         return call.state.freeze_call(call, reason)
 
 

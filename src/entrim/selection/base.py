@@ -1,4 +1,4 @@
-"""What a selection works with: the statistics of a group, its target, and the channels it keeps."""
+"""Interfaces of selectors, and the statistics, targets and selections of groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class GroupStatistics:
     weights : tuple of Tensor
         The weights of each of these layers on the channels, (outputs, channels * columns).
     generator : torch.Generator
-        For random choices; seeded by the run and the group.
+        Source of random numbers, seeded by the run and the group.
     """
 
     group: Group
@@ -52,44 +52,57 @@ class GroupStatistics:
 class Selector(Protocol):
     """Selects the channels of a group to keep at a given width.
 
-    A selector whose choices are nested may also have a method `rank(statistics)` that returns all
-    channels in the order of removal; a budget then uses its choices directly.
+    A selector with nested selections may also have a method `rank(statistics)` that returns all
+    channels in the order of removal; a budget then uses this ranking.
     """
 
     def select(self, statistics: GroupStatistics, k: int) -> Sequence[int] | Tensor:
-        """Return the indices of `k` channels to keep."""
+        """Return the indices of `k` channels to keep.
+
+        Parameters
+        ----------
+        statistics : GroupStatistics
+            Second moments and weights of the layers that consume the group.
+        k : int
+            Number of channels to keep.
+
+        Returns
+        -------
+        sequence of int or Tensor
+            Distinct indices from 0 to `statistics.channels - 1`.
+        """
         ...
 
 
 @runtime_checkable
 class RankingSelector(Selector, Protocol):
-    """A selector whose choices are nested."""
+    """A selector with nested selections."""
 
     def rank(self, statistics: GroupStatistics) -> Sequence[int] | Tensor:
-        """Return all channels, the one to remove first at the front."""
+        """Return all channels in the order of removal."""
         ...
 
 
 def name_of(selector: Selector) -> str:
-    """Return a selector as messages and records contain it: its own text, else its class."""
+    """Return the name of a selector in messages and records: its `str`, else its class."""
     own = type(selector).__str__ is not object.__str__
     return str(selector) if own else type(selector).__name__
 
 
 def list_channels(selector: Selector, channels: Any) -> list[int]:
-    """Return the channels that `selector` returned as integers; refuse anything else."""
+    """Return the result of a selector as integers; raise an error for other values."""
     try:
         return [index(channel) for channel in channels]
     except TypeError as error:
         raise BadSettingError(
-            f"{name_of(selector)} returned a {type(channels).__name__} without channels: return "
-            "indices as integers"
+            f"{name_of(selector)} must return channel indices as integers, got "
+            f"{type(channels).__name__}"
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTarget:
-    """What is requested for one group: a width, or a penalty that decides on one."""
+    """The target of one group: a width, or a penalty that determines it."""
 
     channels: int
     selector: Selector
@@ -98,16 +111,16 @@ class GroupTarget:
     coupling: str = "joint"
     round_to: int = 1
     needs_solution: bool = False
-    """Whether the weights of the entropic solution itself are used."""
+    """Whether the weights of the entropic solution are used."""
 
     def round_up(self, width: int) -> int:
-        """Return `width` as the next multiple of `round_to`, at most all channels."""
+        """Return `width` rounded up to a multiple of `round_to`, at most all channels."""
         return min(self.channels, -(-width // self.round_to) * self.round_to)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChannelSelection:
-    """The channels of a group that are kept, and why."""
+    """The kept channels of a group, and the reason."""
 
     kept: tuple[int, ...]
     reason: str
@@ -117,7 +130,7 @@ class ChannelSelection:
     trace: tuple[float, ...] = ()
     ridge_solves: int = 0
     parts: tuple[Part, ...] = ()
-    """The weights for each consumer, where those of the solution itself are used."""
+    """The weights for each consumer, if those of the entropic solution are used."""
 
     @classmethod
     def from_solution(
@@ -138,18 +151,18 @@ class ChannelSelection:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRanking:
-    """Nested choices of one group: the last k of `order` are kept at width k."""
+    """Nested selections in one group: the last k channels of `order` are kept at width k."""
 
     group: Group
     order: tuple[int, ...]
     min_width: int = 1
-    """Fewer channels would leave some tensor empty."""
+    """With fewer channels, a tensor would be empty."""
 
     @classmethod
     def of(cls, group: Group, order: Sequence[int]) -> "ChannelRanking":
         """Return the ranking that removes channels in `order`, but keeps one of each slice.
 
-        A tensor may contain only a part of the group, as behind a slice or a chunk.
+        A tensor may contain only a part of the group, as after a slice or a chunk.
         """
         slices = [{u for u, at in enumerate(m.indices) if at} for m in group.members]
         last = {max(units, key=order.index) for units in slices if units}

@@ -1,4 +1,4 @@
-"""Selectors to compare with: magnitude, LASSO, random, exhaustive, scores of the user."""
+"""Baseline selectors: magnitude, LASSO, random, exhaustive, user-defined scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from entrim.selection.elimination import EliminationState, cheapest, elimination
 if TYPE_CHECKING:
     Method = Literal["entropic", "greedy", "lasso", "magnitude", "random", "exhaustive"]
 else:
-    Method = str  # an unknown one is refused here, with a remedy
+    Method = str  # other values raise an error of entrim, with a remedy
 Weights = Tensor | Sequence[Tensor]
 MOST_SUBSETS = 20_000
 SWAPS = 16
@@ -30,7 +30,7 @@ SWAPS = 16
 
 @dataclass(frozen=True, slots=True)
 class MomentsSelector:
-    """A selector that works on second moments and weights, by its name in `select`."""
+    """A method of `select`, as a selector."""
 
     method: Method
 
@@ -50,13 +50,13 @@ class MomentsSelector:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A selector that keeps the channels with the largest scores of the user.
+    """A selector that keeps the channels with the largest user-defined scores.
 
     Parameters
     ----------
     scores : dict
-        `{pattern: one number per channel}`. Patterns match the name of a group or of a layer that
-        produces its channels; the first match counts. It must cover every group to be pruned.
+        `{pattern: one number per channel}`. A pattern matches the name of a group or of a layer
+        that produces its channels; the first match applies. Every group to be pruned must match.
     """
 
     scores: Mapping[str, Sequence[float] | Tensor]
@@ -73,8 +73,8 @@ class Scores:
                 )
             if isinstance(values, Tensor) and values.ndim != 1:
                 raise BadSettingError(
-                    f"the scores of {pattern!r} have shape {tuple(values.shape)}: pass one number "
-                    "per channel"
+                    f"the scores of {pattern!r} must be one number per channel, got the shape "
+                    f"{tuple(values.shape)}"
                 )
 
     def of_group(self, group: Group) -> list[float]:
@@ -87,8 +87,8 @@ class Scores:
         values = [float(value) for value in found]
         if len(values) != group.channels or any(map(math.isnan, values)):
             raise BadSettingError(
-                f"the scores of {group.name} are {len(values)} numbers: pass one for each of its "
-                f"{group.channels} channels, none of them NaN"
+                f"the scores of {group.name} must be {group.channels} numbers, one per channel, "
+                f"none of them NaN, got {len(values)} numbers"
             )
         return values
 
@@ -114,20 +114,36 @@ def select(
     weight: Weights | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " k"]:
-    """Return `k` channels, ascending, selected by `method`.
+    """Select `k` channels by one of several methods.
 
-    Several moments are consumers of one channel group; their errors are averaged, and `weight` is
-    then a list too.
+    Parameters
+    ----------
+    moments : Moments or list of Moments
+        Second moments of a layer, or of several consumers of one channel group, whose errors are
+        averaged.
+    k : int
+        Number of channels to keep.
+    method : str
+        - "entropic": the channels of `solve_k`, then up to 16 swaps of single channels while the
+          least-squares error decreases.
+        - "greedy": backward elimination by the exact increase of the least-squares error.
+        - "lasso": one scale per channel on `weight`, with an L1 penalty (He et al. 2017).
+        - "magnitude": the largest L1 norms of `weight`; independent of the data.
+        - "random": random channels.
+        - "exhaustive": the best of all subsets by least squares, for at most 20,000 subsets.
+    weight : Tensor or list of Tensor, optional
+        Weights of shape (M, D*block), one per consumer; required for "magnitude". For "lasso", the
+        least-squares fit is the default.
+    generator : torch.Generator, optional
+        Source of random numbers for "random".
 
-    - `entropic`: the channels of `solve_k`, then up to 16 swaps of one channel for another while
-      the least-squares error falls.
-    - `greedy`: backward elimination by the exact increase of the least-squares error.
-    - `lasso`: one scale per channel on the layer's `weight` (its least-squares fit when None), made
-      sparse by an L1 penalty (He et al. 2017).
-    - `magnitude`: the largest L1 norms of the layer's `weight` (M, D*block); needs no data.
-    - `random`: the baseline; draws from `generator`.
-    - `exhaustive`: the best of all subsets in least squares, for up to 20,000 of them.
+    Returns
+    -------
+    Tensor of shape (k,)
+        Indices of the kept channels, in ascending order.
 
+    Examples
+    --------
     >>> import torch, entrim
     >>> x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     >>> m = entrim.Moments.of(x, x[:, [2, 6]])
@@ -137,7 +153,7 @@ def select(
     group = [m.to("cpu") for m in consumers_of(moments)]
     total = group[0].channels
     if not isinstance(k, int) or not 1 <= k <= total:
-        raise BadSettingError(f"k is {k}: pass 1 to {total}")
+        raise BadSettingError(f"k must be an integer from 1 to {total}, got {k}")
     weights = _checked_weights(group, weight)
     if method == "entropic":
         chosen = _swap(group, solve_k(group, k=k).kept)
@@ -153,7 +169,8 @@ def select(
         chosen = _exhaustive(group, k)
     else:
         raise BadSettingError(
-            f"no method {method!r}: choose entropic, greedy, lasso, magnitude, random or exhaustive"
+            "method must be one of 'entropic', 'greedy', 'lasso', 'magnitude', 'random', "
+            f"'exhaustive'; got {method!r}"
         )
     return chosen.sort().values
 
@@ -163,12 +180,14 @@ def _checked_weights(group: Sequence[Moments], weight: Weights | None) -> list[T
         return None
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     if len(weights) != len(group):
-        raise BadSettingError(f"{len(weights)} weights for {len(group)} layers: hand over one each")
+        raise BadSettingError(
+            f"weight must have one tensor for each of the {len(group)} layers, got {len(weights)}"
+        )
     for m, part in zip(group, weights, strict=True):
         if part.shape != (m.outputs, m.columns):
             raise BadSettingError(
-                f"weight has shape {tuple(part.shape)}, the moments need "
-                f"{(m.outputs, m.columns)}: flatten a convolution's kernels, (M, D*block)"
+                f"weight must have the shape {(m.outputs, m.columns)}, got {tuple(part.shape)}: "
+                "flatten the kernels of a convolution to (M, D*block)"
             )
     return weights
 
@@ -179,7 +198,7 @@ def mean_error(group: Sequence[Moments], kept: Int[Tensor, " k"] | Sequence[int]
 
 
 def _swap(group: Sequence[Moments], kept: Int[Tensor, " k"]) -> Int[Tensor, " k"]:
-    """Give the cheapest channel away for the most useful one outside, while the error falls."""
+    """Swap the cheapest kept channel for the best removed one while the error decreases."""
     everything = torch.arange(group[0].channels)
     if len(kept) == len(everything):
         return kept
@@ -209,10 +228,10 @@ def _swap(group: Sequence[Moments], kept: Int[Tensor, " k"]) -> Int[Tensor, " k"
 def _gains(
     equations: NormalEquations, kept: Int[Tensor, " k"], outside: Int[Tensor, " rest"], block: int
 ) -> Float[Tensor, " rest"]:
-    """Return how much each channel of `outside` takes off the squared error when it joins `kept`.
+    """Return the decrease of the squared error if a channel of `outside` is added to `kept`.
 
-    With R_e what is left of C_e and S_ee what is left of G_ee once `kept` is fitted, channel e
-    takes tr(R_e' S_ee^-1 R_e) off the error.
+    With R_e and S_ee the residuals of C_e and G_ee after fitting `kept`, channel e decreases the
+    error by tr(R_e' S_ee^-1 R_e).
     """
     columns, others = columns_of(kept, block), columns_of(outside, block)[1:]
     factor = equations.among(columns).factor()
@@ -227,7 +246,7 @@ def _gains(
 
 
 def _lasso(group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None) -> Int[Tensor, " k"]:
-    """Cut the LASSO path of the channel scales at its first point with k of them."""
+    """Return the channels at the first point of the LASSO path with k nonzero scales."""
     try:
         from sklearn.linear_model import lars_path_gram
     except ImportError as error:
@@ -250,7 +269,7 @@ def _lasso(group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None) -
 
 
 def _center(m: Moments) -> Moments:
-    """Return the moments of the same rows with their means taken off."""
+    """Return the moments of the centered rows."""
     mean = m.gram_sum[0] / m.count
     target = m.cross_sum[0] / m.count
     gram = m.gram_sum - m.count * torch.outer(mean, mean)
@@ -267,7 +286,7 @@ def _magnitude(
     group: Sequence[Moments], k: int, weights: Sequence[Tensor] | None
 ) -> Int[Tensor, " k"]:
     if weights is None:
-        raise BadSettingError('method="magnitude" needs the layer: pass weight=, (M, D*block)')
+        raise BadSettingError('method="magnitude" requires weight=, of shape (M, D*block)')
     norms = [
         weight.detach().cpu().abs().double().sum(0).view(-1, m.block).sum(1)
         for m, weight in zip(group, weights, strict=True)
@@ -280,7 +299,7 @@ def _exhaustive(group: Sequence[Moments], k: int) -> Int[Tensor, " k"]:
     subsets = math.comb(total, k)
     if subsets > MOST_SUBSETS:
         raise BadSettingError(
-            f"{subsets:,} subsets of {k} in {total} channels are more than "
+            f"{subsets:,} subsets of {k} in {total} channels exceed the limit of "
             f'{MOST_SUBSETS:,}: use method="greedy"'
         )
     return torch.tensor(min(combinations(range(total), k), key=lambda s: mean_error(group, s)))

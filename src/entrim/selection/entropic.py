@@ -24,13 +24,13 @@ from entrim.selection.baselines import select
 
 @dataclass(frozen=True, slots=True)
 class EntropicSelector:
-    """Keeps the channels of the entropic solution at a given width, then swaps while it helps.
+    """Keeps the channels of the entropic solution at a given width, improved by swaps.
 
     Parameters
     ----------
     coupling : {"joint", "max"}, default "joint"
-        Solve for all consumers of a group at once, or for each alone and take the largest
-        importance.
+        "joint" solves for all consumers of a group together; "max" solves for each consumer
+        separately and uses the largest importance.
     """
 
     coupling: str = "joint"
@@ -42,7 +42,7 @@ class EntropicSelector:
             )
 
     def select(self, statistics: GroupStatistics, k: int) -> Sequence[int]:
-        """Return the indices of at most `k` channels; dead channels do not fill up a width."""
+        """Return the indices of at most `k` channels; dead channels are not selected."""
         target = GroupTarget(
             channels=statistics.channels, selector=self, width=k, coupling=self.coupling
         )
@@ -53,7 +53,7 @@ class EntropicSelector:
 
 
 def select_channels(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:
-    """Return the channels of one group to keep, for all its consumers together."""
+    """Return the selection in one group for its target."""
     try:
         found = _select(target, statistics)
         width = target.round_up(len(found.kept))
@@ -92,13 +92,13 @@ def _at_width(target: GroupTarget, statistics: GroupStatistics, width: int) -> C
         return _by_maximum(parts, width)
     if target.needs_solution:
         found = solve_k(moments, k=width)
-        return ChannelSelection.from_solution(found, "the largest w, held at this width", True)
+        return ChannelSelection.from_solution(found, "the largest w at this width", True)
     kept = select(moments, k=width, method="entropic", weight=list(statistics.weights))
     return ChannelSelection(kept=tuple(kept.tolist()), reason="entropic, at this width")
 
 
 def _by_maximum(parts: Sequence[Solution], most: int) -> ChannelSelection:
-    """Return the channels that matter to any consumer, the `most` important ones of them."""
+    """Return the channels with the largest importance for any consumer, at most `most`."""
     w = torch.stack([part.w for part in parts]).amax(0)
     kept = w.topk(min(most, int((w > 0).sum()))).indices.sort().values
     return ChannelSelection(
@@ -112,7 +112,7 @@ def _by_maximum(parts: Sequence[Solution], most: int) -> ChannelSelection:
 def _fill(
     target: GroupTarget, found: ChannelSelection, statistics: GroupStatistics, width: int
 ) -> ChannelSelection:
-    """Return the selection with more channels, up to `width`: the next by w, then by index."""
+    """Return the selection filled up to `width`: the next channels by w, then by index."""
     moments = list(statistics.moments)
     more: Int[Tensor, " k"] = torch.tensor([], dtype=torch.int64)
     live = live_channels(moments)
@@ -126,14 +126,16 @@ def _fill(
 
 
 def _check_kept(target: GroupTarget, kept: Any, width: int) -> tuple[int, ...]:
-    """Return what a selector returned in ascending order; refuse anything but distinct indices."""
+    """Return the result of a selector in ascending order; raise an error if it is invalid."""
     name, channels = name_of(target.selector), list_channels(target.selector, kept)
     found = sorted(set(channels))
     if len(found) != len(channels) or not 1 <= len(found) <= width:
         raise BadSettingError(
-            f"{name} returned {len(channels)} channels with {len(found)} distinct indices: "
-            f"return {width} distinct ones"
+            f"{name} must return {width} distinct channels, got {len(channels)} channels with "
+            f"{len(found)} distinct indices"
         )
     if found[0] < 0 or found[-1] >= target.channels:
-        raise BadSettingError(f"{name} returned a channel outside 0 to {target.channels - 1}")
+        raise BadSettingError(
+            f"{name} must return channels from 0 to {target.channels - 1}, got {found}"
+        )
     return tuple(found)

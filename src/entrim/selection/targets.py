@@ -1,4 +1,4 @@
-"""From a target with patterns of names to the target of every group."""
+"""Resolve a target with name patterns to the target of every group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ SELECTORS: Mapping[str, Selector] = {
 
 @dataclass(frozen=True, slots=True)
 class TargetResolver:
-    """Resolves targets for one selector, one reconstruction and some included groups."""
+    """Resolves targets for a selector, a reconstruction and patterns of groups."""
 
     selector: Selector | None
-    """None selects by elimination under a budget, otherwise by the entropic solution."""
+    """None for elimination under a budget, and the entropic solution otherwise."""
     reconstruction: Reconstruction | None
     include: Sequence[str]
     exclude: Sequence[str]
@@ -46,23 +46,23 @@ class TargetResolver:
 
     @property
     def is_random(self) -> bool:
-        """Whether the selector may draw random numbers; unknown selectors may."""
+        """Whether the selector may draw random numbers; assumed for user-defined selectors."""
         if self.selector is None or isinstance(self.selector, Scores | EntropicSelector):
             return False
         return self.selector not in [s for name, s in SELECTORS.items() if name != "random"]
 
     def selector_for(self, target: Target | None) -> Selector:
-        """Return the selector for a kind of target."""
+        """Return the selector for `target`."""
         if self.selector is not None:
             return self.selector
         return SELECTORS["greedy" if target is None or isinstance(target, Budget) else "entropic"]
 
     def check(self, target: Target | None) -> None:
-        """Refuse a target that the selector or the reconstruction cannot serve."""
+        """Raise a BadSettingError if the selector or reconstruction does not support `target`."""
         if target is not None and not isinstance(target, Budget | Widths | EntropicPenalty):
             raise BadSettingError(
-                f"the budget is {target!r}: pass entrim.Budget(params=0.3), entrim.Widths(0.5) or "
-                "entrim.EntropicPenalty(eps_w=-1e-3)"
+                "the budget must be an entrim.Budget, entrim.Widths or entrim.EntropicPenalty, got "
+                f"{target!r}: pass for example entrim.Budget(params=0.3)"
             )
         selector = self.selector_for(target)
         entropic = isinstance(selector, EntropicSelector)
@@ -84,7 +84,7 @@ class TargetResolver:
         graph: ChannelGraph,
         has_single_consumer: Callable[[Group], bool],
     ) -> dict[str, GroupTarget]:
-        """Return what `target` requests of every included group; others keep all channels."""
+        """Return the target of every included group; excluded groups keep all channels."""
         self.check(target)
         selector = self.selector_for(target)
         self._check_patterns(target, selector, graph)
@@ -93,11 +93,11 @@ class TargetResolver:
             included = any(map(group.matches, self.include))
             if not included or any(map(group.matches, self.exclude)):
                 continue
-            one = self._group_target(target, group, selector, has_single_consumer)
-            if one is not None:
-                found[group.name] = one
+            group_target = self._group_target(target, group, selector, has_single_consumer)
+            if group_target is not None:
+                found[group.name] = group_target
                 if isinstance(selector, Scores):
-                    selector.of_group(group)  # refuse wrong scores before anything runs
+                    selector.of_group(group)  # check the scores before any computation
         return found
 
     def _check_patterns(
@@ -114,8 +114,8 @@ class TargetResolver:
             if not any(group.matches(pattern) for group in graph.groups):
                 names = ", ".join(group.name for group in graph.groups)
                 raise BadSettingError(
-                    f"no group matches {pattern!r}: patterns match layers that produce channels, "
-                    f"and the groups are {names}"
+                    f"no group matches {pattern!r}: pass the name of a group or of a layer that "
+                    f"produces its channels; the groups are {names}"
                 )
 
     def _group_target(
@@ -145,7 +145,7 @@ class TargetResolver:
 
 
 def find_selector(selector: str | Selector) -> Selector | None:
-    """Return the selector with a name, None for "auto"; refuse anything else."""
+    """Return the selector with this name, None for "auto"."""
     if isinstance(selector, str):
         if selector == "auto":
             return None
@@ -155,14 +155,14 @@ def find_selector(selector: str | Selector) -> Selector | None:
         return SELECTORS[selector]
     if not isinstance(selector, Selector):
         raise BadSettingError(
-            f"the selector is a {type(selector).__name__}: pass a name, or an object with "
-            "select(statistics, k)"
+            "selector must be a name or an object with a method select(statistics, k), got "
+            f"{type(selector).__name__}"
         )
     return selector
 
 
 def describe_selector(selector: Selector | None) -> Any:
-    """Return a selector as a record contains it: its name, or its fields."""
+    """Return the description of a selector in a record: its name, or its fields."""
     if selector is None:
         return "auto"
     known = next((name for name, value in SELECTORS.items() if value == selector), None)

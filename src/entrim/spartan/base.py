@@ -1,4 +1,4 @@
-"""What the estimators share: checked settings, rows in an order of their own, the fitted boxes."""
+"""Base class of the estimators: validation of parameters and fitting of boxes."""
 
 import math
 import warnings
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     Count = int
     Number = float
 else:
-    Count = Any  # so that what is out of place is refused by us, in `fit`, with the remedy
+    Count = Any  # other types raise an error of entrim in `fit`, with a remedy
     Number = Any
 MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], BoxTask]
-"""From rows, targets and weights, of the samples that count and in their order, to the task."""
+"""Returns the task for sorted rows, targets and weights of samples with positive weight."""
 
 
 class BoxModel(BaseEstimator):
-    """Boxes of the feature space with importances of the features, fitted for some task."""
+    """Boxes of the feature space with importances of the features, fitted for a task."""
 
     n_boxes: Count
     eps_w: Number
@@ -42,7 +42,7 @@ class BoxModel(BaseEstimator):
     status_: str
 
     def apply(self, X: Any) -> np.ndarray:
-        """Return the box of each row: the nearest in the metric of the importances."""
+        """Return the index of the nearest box of each row, in the metric of the importances."""
         return self._nearest(self._rows(X))
 
     @property
@@ -63,7 +63,7 @@ class BoxModel(BaseEstimator):
     def _search(
         self, X: np.ndarray, targets: np.ndarray, sample_weight: Any, make_task: MakeTask
     ) -> Descent:
-        """Fit the boxes and set what every estimator has; return the descent for the rest."""
+        """Fit the boxes, set the common attributes, and return the best descent."""
         weights = _checked_weights(sample_weight, X)
         counts = np.flatnonzero(weights > 0)
         self._check_settings(len(counts), X.shape[1])
@@ -95,7 +95,7 @@ class BoxModel(BaseEstimator):
         self.w_ = np.zeros(rows.shape[1] // self.block)
         self.w_[point.features] = point.w
         empty = np.zeros((self.n_boxes, rows.shape[1]))
-        self.centers_ = boxes.centre(rows, weights, point.labels, empty)[self._occupied]
+        self.centers_ = boxes.center(rows, weights, point.labels, empty)[self._occupied]
         self.loss_ = point.loss
         self.optimality_residual_ = point.optimality_residual
         self.trace_ = np.array(descent.trace)
@@ -106,50 +106,54 @@ class BoxModel(BaseEstimator):
         for name in ("n_boxes", "n_init", "max_iter", "block"):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
-                raise BadSettingError(f"{name} is {value!r}: it must be a whole number from 1")
+                raise BadSettingError(f"{name} must be a positive integer, got {value!r}")
         check_number("eps_w", self.eps_w, -math.inf, "try -0.01")
-        check_number("box_weight", self.box_weight, 0.0, "1 is the paper's")
+        check_number("box_weight", self.box_weight, 0.0, "the paper uses 1")
         check_positive("tol", self.tol, "try 1e-3")
         if self.n_boxes > rows:
             raise BadSettingError(
                 f"n_samples={rows} (of positive weight) should be >= n_boxes={self.n_boxes}: "
-                "ask for fewer boxes"
+                "reduce n_boxes"
             )
         if columns % self.block:
             raise BadSettingError(
-                f"{columns} features are not a multiple of block={self.block}: block is the number "
-                "of columns that come or go together"
+                f"the number of features must be a multiple of block={self.block}, the number of "
+                f"columns that are selected together, got {columns}"
             )
 
 
 def check_number(name: str, value: Any, minimum: float, remedy: str) -> None:
-    """Refuse what is no finite number from `least` on."""
+    """Raise a BadSettingError unless `value` is a finite number of at least `minimum`."""
     if (
         not isinstance(value, Real)
         or not minimum <= float(value)
         or not math.isfinite(float(value))
     ):
-        raise BadSettingError(f"{name} is {value!r}: it must be a number from {minimum}; {remedy}")
+        raise BadSettingError(
+            f"{name} must be a finite number >= {minimum}, got {value!r}; {remedy}"
+        )
 
 
 def check_positive(name: str, value: Any, remedy: str) -> None:
-    """Refuse what is no finite number above 0."""
+    """Raise a BadSettingError unless `value` is a positive, finite number."""
     if not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise BadSettingError(f"{name} is {value!r}: it must be positive; {remedy}")
+        raise BadSettingError(f"{name} must be positive, got {value!r}; {remedy}")
 
 
 def _checked_weights(sample_weight: Any, X: np.ndarray) -> np.ndarray:
     weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if (weights < 0).any() or not (weights > 0).any():
-        raise BadRowsError("sample_weight must not be negative, nor 0 for every sample")
+        raise BadRowsError(
+            "sample_weight must not be negative, and must be positive for some samples"
+        )
     return weights
 
 
 def _own_order(X: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return an order of the rows that does not depend on the order they came in.
+    """Return an order of the rows that does not depend on their given order.
 
-    Starts are drawn from the rows; so neither shuffling nor writing a sample twice instead of
-    weighting it changes the answer.
+    Starts are drawn from the rows. With this order, neither shuffling nor repeating a sample
+    instead of weighting it changes the result.
     """
     random = np.random.RandomState(0)
     return np.argsort(

@@ -1,4 +1,4 @@
-"""Boxes of the feature space: who belongs to which, where their centres are, what that costs."""
+"""Boxes of the feature space: affiliations, centers and distances."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -8,19 +8,19 @@ Labels = Int[np.ndarray, " T"]
 
 
 def distances(
-    rows: Rows, centres: Float[np.ndarray, "K n"], scale: Float[np.ndarray, " n"]
+    rows: Rows, centers: Float[np.ndarray, "K n"], scale: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, "T K"]:
-    """Return the squared distances of rows to centres in the metric of `scale`, a w a column.
+    """Return the squared distances of rows to centers, weighted by `scale` per column.
 
-    Differences first, so that nothing cancels: O(T n K).
+    Differences are computed first, which avoids cancellation: O(T n K).
     """
     root = np.sqrt(scale)
-    z, c = rows * root, centres * root
-    return np.stack([np.square(z - centre).sum(1) for centre in c], axis=1)
+    z, c = rows * root, centers * root
+    return np.stack([np.square(z - center).sum(1) for center in c], axis=1)
 
 
 def affiliate(costs: Float[np.ndarray, "T K"], labels: Labels) -> Labels:
-    """Return the gamma-step: the cheapest box of each row, its present one among equals.
+    """Return the gamma-step: the cheapest box of each row; ties keep the current one.
 
     F is linear in the affiliations of a row, so a corner of its simplex is best: one box.
     """
@@ -29,28 +29,28 @@ def affiliate(costs: Float[np.ndarray, "T K"], labels: Labels) -> Labels:
     return np.where(costs[rows, best] < costs[rows, labels], best, labels)
 
 
-def centre(
+def center(
     rows: Rows,
     weights: Float[np.ndarray, " T"],
     labels: Labels,
     before: Float[np.ndarray, "K n"],
 ) -> Float[np.ndarray, "K n"]:
-    """Return the C-step: the mean of each box; an empty box stays where it was."""
-    centres = before.copy()
+    """Return the C-step: the mean of each box; an empty box keeps its center."""
+    centers = before.copy()
     for box in np.unique(labels):
         inside = labels == box
-        centres[box] = weights[inside] @ rows[inside] / weights[inside].sum()
-    return centres
+        centers[box] = weights[inside] @ rows[inside] / weights[inside].sum()
+    return centers
 
 
 def spreads(
     rows: Rows,
     weights: Float[np.ndarray, " T"],
     labels: Labels,
-    centres: Float[np.ndarray, "K n"],
+    centers: Float[np.ndarray, "K n"],
 ) -> Float[np.ndarray, " n"]:
-    """Return the sum of squared distances to the own centre, column by column."""
-    return weights @ np.square(rows - centres[labels])
+    """Return the sum of squared distances to the own center, column by column."""
+    return weights @ np.square(rows - centers[labels])
 
 
 def seed(
@@ -71,6 +71,6 @@ def seed(
 
 
 def _draw(chances: Float[np.ndarray, " T"], random: np.random.RandomState) -> int:
-    """Return a row drawn with these chances; a row counted twice is drawn as two rows are."""
+    """Return a row drawn with these probabilities; weights act like repeated rows."""
     heights = np.cumsum(chances)
     return int(np.searchsorted(heights, random.uniform() * heights[-1], side="right"))

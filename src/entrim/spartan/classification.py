@@ -1,4 +1,4 @@
-"""The classification in the boxes: a law of the classes in each, its frequencies."""
+"""Classification in boxes: the class frequencies of each box."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Classification:
     targets: Float[np.ndarray, "T M"]
     """1 for the class of a row, 0 for the others."""
     weights: Float[np.ndarray, " T"]
-    """One a row, of mean 1."""
+    """One per row, with mean 1."""
     eps_cl: float
 
     def fit(
@@ -25,9 +25,9 @@ class Classification:
         labels: Int[np.ndarray, " T"],
         boxes: int,
     ) -> Fit:
-        """Return the frequencies of the classes in every box; an empty one takes all as equal.
+        """Return the class frequencies of every box; uniform for an empty box.
 
-        A class that a box has not seen has cost infinity there: the row cannot go to it.
+        A class that does not occur in a box has infinite cost there.
         """
         classes = self.targets.shape[1]
         laws = np.full((boxes, 1, classes), 1 / classes)

@@ -1,4 +1,4 @@
-"""`eSPAClassifier`: the sister of SPARTAn for classes."""
+"""`eSPAClassifier`: the counterpart of SPARTAn for classification."""
 
 from typing import Any
 
@@ -76,8 +76,8 @@ class eSPAClassifier(ClassifierMixin, BoxModel):  # noqa: N801 (the name of the 
         self.block = block
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "eSPAClassifier":
-        """Fit boxes, importances and class laws to rows X (T, n) and their classes y (T,)."""
-        check_positive("eps_w", self.eps_w, "without it w falls on one feature; try 0.02")
+        """Fit boxes, importances and class probabilities to rows X (T, n) and classes y (T,)."""
+        check_positive("eps_w", self.eps_w, "without it all weight is on one feature; try 0.02")
         check_positive("eps_cl", self.eps_cl, "try 1")
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -88,12 +88,12 @@ class eSPAClassifier(ClassifierMixin, BoxModel):  # noqa: N801 (the name of the 
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the class law of each row's box."""
+        """Return the class probabilities of the box of each row."""
         check_is_fitted(self)
         return self.box_proba_[self.apply(X)]
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the most frequent class of each row's box."""
+        """Return the most frequent class in the box of each row."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 

@@ -1,4 +1,4 @@
-"""The four steps, gamma, C, w and Lambda, taken in turn: F never rises, a certificate ends it.
+"""Alternate the steps in gamma, C, w and Lambda until the optimality residual is small.
 
 F = box_weight / (T K) sum_tdk w_d gamma_kt (x_dt - C_dk)^2  +  eps_w sum_d w_d log w_d  +  task
 """
@@ -18,16 +18,16 @@ from entrim.spartan.task import BoxTask, Fit
 THRESHOLD = 1e-6
 """A feature below this importance is not selected (the paper's value)."""
 VANISHED = 1e-100
-"""Where a maximum-entropy w, which has no zeros, is 0 for every purpose."""
+"""Threshold for a maximum-entropy w, which has no exact zeros."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The loss F of rows in boxes, on the features that are left."""
+    """The loss F of rows in boxes, on the remaining features."""
 
     rows: Float[np.ndarray, "T n"]
     weights: Float[np.ndarray, " T"]
-    """One a row, of mean 1."""
+    """One per row, with mean 1."""
     task: BoxTask
     boxes: int
     eps_w: float
@@ -36,12 +36,12 @@ class Problem:
 
     @property
     def box_share(self) -> float:
-        """What a unit of squared box distance costs: box_weight / (T K)."""
+        """Cost of a unit of squared box distance: box_weight / (T K)."""
         return self.box_weight / (len(self.rows) * self.boxes)
 
     @property
     def threshold(self) -> float:
-        """The importance below which a feature goes; with a maximum-entropy w none does."""
+        """The importance below which a feature is removed."""
         return THRESHOLD if self.eps_w <= 0 else VANISHED
 
     def columns(self, features: Int[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
@@ -53,38 +53,38 @@ class Problem:
         features: Int[np.ndarray, " D"],
         w: Float[np.ndarray, " D"],
         labels: Int[np.ndarray, " T"],
-        centres: Float[np.ndarray, "K n"],
+        centers: Float[np.ndarray, "K n"],
     ) -> "Point":
-        """Return the Lambda-step at these importances, affiliations and centres."""
+        """Return the Lambda-step at these importances, affiliations and centers."""
         rows = self.rows[:, self.columns(features)]
         fit = self.task.fit(rows, w, labels, self.boxes)
-        return Point(self, features, rows, w, labels, centres, fit)
+        return Point(self, features, rows, w, labels, centers, fit)
 
     def start(self, w: Float[np.ndarray, " D"], labels: Int[np.ndarray, " T"]) -> "Point":
         """Return the point of a w over all features, zeros left out, and given affiliations."""
         features = np.flatnonzero(w)
         rows = self.rows[:, self.columns(features)]
         middle = np.repeat(self.weights[None] @ rows / len(rows), self.boxes, axis=0)
-        centres = boxes.centre(rows, self.weights, labels, middle)
-        return self.at(features, w[features] / w[features].sum(), labels, centres)
+        centers = boxes.center(rows, self.weights, labels, middle)
+        return self.at(features, w[features] / w[features].sum(), labels, centers)
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """The four variables, on the features that are left, and what follows from them."""
+    """The four variables, on the remaining features, and derived quantities."""
 
     problem: Problem
     features: Int[np.ndarray, " D"]
     rows: Float[np.ndarray, "T n"]
     w: Float[np.ndarray, " D"]
     labels: Int[np.ndarray, " T"]
-    centres: Float[np.ndarray, "K n"]
+    centers: Float[np.ndarray, "K n"]
     fit: Fit
 
     @cached_property
     def costs(self) -> Float[np.ndarray, "T K"]:
-        """What each row would add to F in each box."""
-        far = boxes.distances(self.rows, self.centres, np.repeat(self.w, self.problem.block))
+        """Contribution of each row to F in each box."""
+        far = boxes.distances(self.rows, self.centers, np.repeat(self.w, self.problem.block))
         return self.problem.box_share * self.problem.weights[:, None] * far + self.fit.costs
 
     @cached_property
@@ -95,9 +95,9 @@ class Point:
 
     @cached_property
     def price(self) -> Float[np.ndarray, " D"]:
-        """The b_d: what a unit of w_d costs in box distance."""
+        """b_d: the cost of a unit of w_d in box distance."""
         p = self.problem
-        spread = boxes.spreads(self.rows, p.weights, self.labels, self.centres)
+        spread = boxes.spreads(self.rows, p.weights, self.labels, self.centers)
         return p.box_share * spread.reshape(-1, p.block).sum(1)
 
     @cached_property
@@ -107,11 +107,11 @@ class Point:
 
     @cached_property
     def optimality_residual(self) -> float:
-        """The optimality residual, relative and dimensionless; 1 while a row wants another box.
+        """The relative optimality residual; 1 if a row has a better box.
 
-        The gradient -2 a_d / w_d^3 + b_d + eps_w (log w_d + 1) must be one common number on the
-        features that are left. Where two of them both curve down, 6 a_d / w_d^4 < |eps_w| / w_d,
-        moving weight from one to the other lowers F: 1 there too.
+        At a minimum the gradient -2 a_d / w_d^3 + b_d + eps_w (log w_d + 1) has the same value for
+        all remaining features. If the curvature is negative for two features,
+        6 a_d / w_d^4 < |eps_w| / w_d, moving weight between them decreases F; the residual is 1.
         """
         if not np.array_equal(self.new_labels, self.labels):
             return 1.0
@@ -124,13 +124,13 @@ class Point:
         return float(np.ptp(slope - pull)) / size if size > 0 else 0.0
 
     def sweep(self) -> "Point | None":
-        """Return the point after all four steps; None where F no longer falls.
+        """Return the point after all four steps; None if F does not decrease.
 
-        Without the features that vanish in the w-step, unless F would rise without them.
+        Features that vanish in the w-step are removed, unless F increases without them.
         """
         p = self.problem
-        centres = boxes.centre(self.rows, p.weights, self.new_labels, self.centres)
-        between = replace(self, labels=self.new_labels, centres=centres)
+        centers = boxes.center(self.rows, p.weights, self.new_labels, self.centers)
+        between = replace(self, labels=self.new_labels, centers=centers)
         w = w_step(self.fit.ridge_energy, between.price, self.w, p.eps_w)
         for lowest in (p.threshold, 0.0):
             left = w > lowest
@@ -142,10 +142,10 @@ class Point:
         return None
 
     def without_least(self) -> "Point | None":
-        """Return the point without its least feature; None where F does not fall so.
+        """Return the point without its least important feature; None if F does not decrease.
 
-        A minimum can keep a feature that F would rather not pay for: the entropy makes a wall in
-        front of w = 0.
+        At a local minimum F may be lower without a feature, because the entropy term is a barrier
+        near w = 0.
         """
         if len(self.w) == 1 or self.problem.eps_w >= 0:
             return None
@@ -156,29 +156,29 @@ class Point:
     def restrict(self, left: np.ndarray, w: Float[np.ndarray, " k"]) -> "Point":
         """Return the Lambda-step at `w` on the features `left` of this point."""
         columns = np.repeat(left, self.problem.block)
-        return self.problem.at(self.features[left], w, self.labels, self.centres[:, columns])
+        return self.problem.at(self.features[left], w, self.labels, self.centers[:, columns])
 
 
 class Outcome(Enum):
-    """How a descent ended; the value is the sentence for the user."""
+    """How a descent ended; the value is the message for the user."""
 
     CONVERGED = "converged: the optimality residual is at most tol"
     OUT_OF_SWEEPS = "stopped at max_iter above tol: raise max_iter, or tol"
-    STALLED = "stopped above tol: F no longer falls in double precision"
+    STALLED = "stopped above tol: F no longer decreases in double precision"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Descent:
-    """A way down: where it ended, how F fell, and why it ended."""
+    """The result of a descent: final point, values of F, and outcome."""
 
     point: Point
     trace: tuple[float, ...]
-    """F after every sweep; it never rises."""
+    """F after every sweep; it never increases."""
     outcome: Outcome
 
 
 def descend(point: Point, tol: float, max_iter: int) -> Descent:
-    """Sweep until the certificate is at most `tol`; then give up features while F falls."""
+    """Sweep until the residual is at most `tol`, then remove features while F decreases."""
     trace = [point.loss]
     while len(trace) <= max_iter:
         done = point.optimality_residual <= tol

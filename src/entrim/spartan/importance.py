@@ -1,6 +1,6 @@
 """The w-step: the best importances for given regressions and boxes, by the sign of eps_w.
 
-For fixed U = L S, affiliations and centres, F is separable in w:
+For fixed U = L S, affiliations and centers, F is separable in w:
 
     sum_d  a_d / w_d^2  +  b_d w_d  +  eps_w w_d log w_d       over the simplex
 
@@ -19,10 +19,10 @@ Vector = Float[np.ndarray, " D"]
 
 
 def w_step(a: Vector, b: Vector, w: Vector, eps_w: float) -> Vector:
-    """Return the next w: the minimiser for eps_w >= 0, of a tangent majorant for eps_w < 0.
+    """Return the next w: the minimizer for eps_w >= 0, of a tangent majorant for eps_w < 0.
 
-    A minimum-entropy w is not a convex problem; its concave entropy lies below its tangent at the
-    present w, so the minimiser of the tangent problem does not raise F.
+    For eps_w < 0 the problem is not convex. The concave entropy term is bounded by its tangent at
+    the current w, so the minimizer of the tangent problem does not increase F.
     """
     if eps_w > 0:
         return convex_step(a, b, eps_w)
@@ -31,7 +31,7 @@ def w_step(a: Vector, b: Vector, w: Vector, eps_w: float) -> Vector:
 
 
 def linear_step(a: Vector, c: Vector) -> Vector:
-    """Return the minimiser over the simplex of sum_d a_d / w_d^2 + c_d w_d: closed form.
+    """Return the minimizer over the simplex of sum_d a_d / w_d^2 + c_d w_d in closed form.
 
     w_d = (2 a_d / (c_d + nu))^(1/3), nu the one root of sum w_d = 1. A feature that is not used,
     a_d = 0, gets what is left where it is cheaper than every one that is.
@@ -55,7 +55,7 @@ def linear_step(a: Vector, c: Vector) -> Vector:
 
 
 def convex_step(a: Vector, b: Vector, eps_w: float) -> Vector:
-    """Return the minimiser over the simplex of sum_d a_d / w_d^2 + b_d w_d + eps_w w_d log w_d.
+    """Return the minimizer over the simplex of sum_d a_d / w_d^2 + b_d w_d + eps_w w_d log w_d.
 
     For eps_w > 0 it is convex, and for a given multiplier nu each w_d is a Wright omega. With h the
     logarithm of their sum, h is convex and falls in nu, so Newton from the left, where the w_d that

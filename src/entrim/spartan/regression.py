@@ -1,4 +1,4 @@
-"""The regression in the boxes: one ridge in each, over its rows or its columns, as is cheaper."""
+"""Ridge regression in each box, in the primal or dual form, whichever is smaller."""
 
 from dataclasses import dataclass
 
@@ -17,18 +17,18 @@ class Regression:
 
     targets: Float[np.ndarray, "T M"]
     weights: Float[np.ndarray, " T"]
-    """One a row, of mean 1."""
+    """One per row, with mean 1."""
     eps_l2: float
     eps_r: float
     block: int = 1
 
     @property
     def share(self) -> float:
-        """What a unit of squared error costs: eps_r / (T M)."""
+        """Cost of a unit of squared error: eps_r / (T M)."""
         return self.eps_r / self.targets.size
 
     def above_rounding(self, rows: Float[np.ndarray, "T n"]) -> "Regression":
-        """Return the same task with a ridge that rounding can tell from nothing."""
+        """Return the same task with a ridge above rounding error."""
         energy = max(float((self.weights @ np.square(rows)).max()), float(len(rows)))
         floor = EPS64 * (rows.shape[1] + 1) * energy * self.share
         if self.eps_l2 >= floor:
@@ -42,7 +42,7 @@ class Regression:
         labels: Int[np.ndarray, " T"],
         boxes: int,
     ) -> Fit:
-        """Return U' = S L' of every box; an empty one gets 0, its own minimiser."""
+        """Return U' = S L' of every box; 0 for an empty box."""
         scale = np.concatenate([[1.0], np.repeat(w, self.block)])
         scaled = np.concatenate([np.ones((len(rows), 1)), rows], axis=1) * scale
         L = np.zeros((boxes, len(scale), self.targets.shape[1]))
@@ -62,7 +62,7 @@ class Regression:
 def ridge(
     A: Float[np.ndarray, "r n1"], Y: Float[np.ndarray, "r M"], strength: float
 ) -> Float[np.ndarray, "n1 M"]:
-    """Return the minimiser of ||Y - A L||^2 + strength ||L||^2.
+    """Return the minimizer of ||Y - A L||^2 + strength ||L||^2.
 
     (A'A + s I)^-1 A'Y = A'(AA' + s I)^-1 Y: the smaller of the two systems is solved.
     """

@@ -11,7 +11,7 @@ from entrim.spartan.regression import Regression
 
 
 class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
-    """Piecewise-linear regression on few features: K boxes, one importance w a feature.
+    """Piecewise-linear regression on few features: K boxes, one importance w per feature.
 
     Minimizes, over importances w on the simplex, regressions L, affiliations gamma and centers C::
 
@@ -107,9 +107,11 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SPARTAnRegressor":
         """Fit boxes, importances and regressions to rows X (T, n) and targets y (T,) or (T, M).
 
-        A weight counts a sample so many times; only the ratios of weights matter.
+        Sample weights are equivalent to repeating samples; only their ratios matter.
         """
-        check_positive("eps_l2", self.eps_l2, "it keeps the scales of w and L apart; try 1e-3")
+        check_positive(
+            "eps_l2", self.eps_l2, "without it the scales of w and L are not unique; try 1e-3"
+        )
         check_positive("eps_r", self.eps_r, "try 10")
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
@@ -140,6 +142,6 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
     def _note_ridge(self, task: Any) -> None:
         if task.eps_l2 > self.eps_l2:
             self.status_ += (
-                f"; ridge floored at rounding: {task.eps_l2:.1e} instead of eps_l2 = "
+                f"; ridge raised above rounding error: {task.eps_l2:.1e} instead of eps_l2 = "
                 f"{self.eps_l2:.1e}"
             )

@@ -1,4 +1,4 @@
-"""Where descents start, and the best of several: F has many minima, and the start decides."""
+"""The best of several descents from different starts, because F has many minima."""
 
 import numpy as np
 from jaxtyping import Float
@@ -7,10 +7,10 @@ from entrim.spartan import boxes
 from entrim.spartan.descent import Descent, Problem, descend
 
 DEGREE = 3
-"""Of the polynomials in one feature that rank features for the start."""
+"""Degree of the polynomials that rank features for the start."""
 TINY = float(np.finfo(np.float64).tiny)
 JITTER = 0.1
-"""How much a start's w is disturbed, so that copies of a feature do not share for ever."""
+"""Relative perturbation of the initial w, to separate copies of a feature."""
 
 
 def search(

@@ -65,7 +65,7 @@ class SPARTAnSelector(SelectorMixin, BaseEstimator):
         """Fit the regression whose features are kept."""
         most = self.max_features
         if most is not None and (not isinstance(most, Integral) or most < 1):
-            raise BadSettingError(f"max_features is {most!r}: None, or a whole number from 1")
+            raise BadSettingError(f"max_features must be None or a positive integer, got {most!r}")
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         settings = {k: v for k, v in self.get_params().items() if k != "max_features"}
         self.estimator_ = SPARTAnRegressor(**settings).fit(X, y, sample_weight)

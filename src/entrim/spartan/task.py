@@ -1,4 +1,4 @@
-"""What the boxes are for: a task fits something in every box and says what it costs each row."""
+"""Interface of the task that is fitted in every box."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,11 +12,11 @@ class Fit:
     """The best answer of a task for given importances and affiliations."""
 
     values: Float[np.ndarray, "K n1 M"]
-    """What was fitted in each box: U' of a regression, the one row of a law of classes."""
+    """Fitted values of each box: U' of a regression, or class probabilities."""
     costs: Float[np.ndarray, "T K"]
-    """What each row would add to F in each box."""
+    """Contribution of each row to F in each box."""
     penalty: float
-    """What F pays whatever the affiliations: the ridge."""
+    """The ridge term, which does not depend on the affiliations."""
     ridge_energy: Float[np.ndarray, " D"]
     """The a_d: the ridge is a_d / w_d^2 for fixed U."""
 
@@ -32,10 +32,10 @@ class BoxTask(Protocol):
         labels: Int[np.ndarray, " T"],
         boxes: int,
     ) -> Fit:
-        """Return the Lambda-step: the minimiser of the task's terms of F, all else fixed."""
+        """Return the Lambda-step: the minimizer of the terms of the task in F."""
         ...
 
     @property
     def targets(self) -> Float[np.ndarray, "T M"]:
-        """What is to be explained, as numbers; the start ranks features by it."""
+        """The targets as numbers; starts rank features by them."""
         ...

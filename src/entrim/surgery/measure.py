@@ -1,4 +1,4 @@
-"""What a network costs: parameters, multiply-accumulates, bytes, and the time it really takes."""
+"""Measure parameters, multiply-accumulates, bytes and latency of a network."""
 
 import statistics
 import time
@@ -27,11 +27,11 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Seconds of one forward pass, and the circumstances without which they say nothing."""
+    """Seconds of one forward pass, and the conditions of the measurement."""
 
     median: float
     deviation: float
-    """The interquartile range: how far apart the middle half of the passes lies."""
+    """Interquartile range of the seconds."""
     batch: int
     threads: int
     repeats: int
@@ -50,9 +50,9 @@ class Measurement:
 
     params: int
     macs: int
-    """Multiply-accumulates of convolutions, Linear layers and matrix products, for one sample."""
+    """Multiply-accumulates of convolutions, linear layers and matrix products per sample."""
     bytes: int
-    """Of all parameters and buffers in their own precision; a shared tensor counts once."""
+    """Bytes of all parameters and buffers; a shared tensor counts once."""
     latency: Latency
 
     def __str__(self) -> str:
@@ -69,12 +69,30 @@ def measure(
     repeats: int = 20,
     threads: int | None = None,
 ) -> Measurement:
-    """Return what `model` costs in eval mode, without gradients, on `example`.
+    """Return size and latency of `model` in eval mode. Cost: `repeats` + 4 forward passes.
 
-    `batch` is the number of samples in the example, by default the first dimension of its first
-    tensor; `threads` holds for this call only. Cost: `repeats` + 4 forward passes. The operations
-    are counted as they run, so functional convolutions count too; additions of a bias do not.
+    Operations are counted during execution, including functional convolutions; additions of a bias
+    are not counted.
 
+    Parameters
+    ----------
+    model : nn.Module
+        The network; it is not modified.
+    example_inputs : Tensor, tuple or dict
+        Inputs of a forward pass.
+    batch : int, optional
+        Number of samples; by default the first dimension of the first tensor.
+    repeats : int, default 20
+        Number of timed passes, at least 2.
+    threads : int, optional
+        Number of threads for this call; by default unchanged.
+
+    Returns
+    -------
+    Measurement
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> cost = entrim.measure(net, torch.randn(3, 4))
@@ -84,7 +102,7 @@ def measure(
     batch = samples(example_inputs) if batch is None else batch
     for name, value, least in (("batch", batch, 1), ("repeats", repeats, 2)):
         if value < least:
-            raise BadSettingError(f"{name} is {value}: hand over at least {least}")
+            raise BadSettingError(f"{name} must be at least {least}, got {value}")
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
     with torch.no_grad(), _evaluating(model), _on_threads(threads) as running:
         macs = round(_flops(model, example_inputs) / 2 / batch)
@@ -120,16 +138,16 @@ def _seconds(model: nn.Module, example_inputs: ExampleInputs, repeats: int) -> l
 
 
 def _finish() -> None:
-    """Wait for what an accelerator still has to do: it runs beside Python."""
+    """Wait for asynchronous operations of an accelerator."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put `model` into eval mode without hooks of its user; put everything back, even on error.
+    """Set `model` to eval mode without hooks of the user, and restore its state afterwards.
 
-    Not a copy: a compiled network is measured as it is, and a large one is not held twice.
+    The model is not copied, so that compiled networks can be measured and memory is saved.
     """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
@@ -150,10 +168,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _on_threads(threads: int | None) -> Iterator[int]:
-    """Compute on this many threads, None for as many as now, and yield their number."""
+    """Set the number of threads in the block (None: unchanged), and yield it."""
     before = torch.get_num_threads()
     if threads is not None and threads < 1:
-        raise BadSettingError(f"threads is {threads}: hand over at least 1")
+        raise BadSettingError(f"threads must be a positive integer, got {threads}")
     try:
         if threads is not None:
             torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Which channels stay, and which weights are new, as plain data."""
+"""Plans: kept channels and new weights as plain data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,17 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The channels that stay in every group, and new tensors for the smaller network.
+    """The kept channels of every group, and new tensors for the pruned network.
 
-    Groups that are not named stay whole. `weights` maps names of the state dict to tensors of the
-    shape that they have in the smaller network.
+    Parameters
+    ----------
+    kept : dict
+        `{group: channels}` in ascending order. Other groups keep all channels.
+    weights : dict, optional
+        Tensors by name in the state dict, in the shapes of the pruned network.
 
+    Examples
+    --------
     >>> import entrim
     >>> plan = entrim.Plan({"conv1": [0, 2, 5]})
     >>> entrim.Plan.from_json(plan.to_json()).kept
@@ -38,9 +44,9 @@ class Plan:
         object.__setattr__(self, "weights", dict(self.weights))
 
     def validate(self, graph: ChannelGraph, min_channels: int = 1) -> None:
-        """Refuse the plan with a PlanError where it does not fit `graph`."""
+        """Raise a PlanError if the plan does not fit `graph`."""
         if min_channels < 1:
-            raise PlanError(f"min_channels is {min_channels}: every layer needs at least 1")
+            raise PlanError(f"min_channels must be a positive integer, got {min_channels}")
         for name, units in self.kept.items():
             _check_group(graph, name, units)
         _check_min_channels(graph, self, min_channels)
@@ -48,12 +54,12 @@ class Plan:
             _check_weight(graph, self, name, tensor)
 
     def to_json(self) -> str:
-        """Return the kept channels as JSON; the weights are tensors and belong in another file."""
+        """Return the kept channels as JSON, without the weights."""
         return json.dumps({"format": FORMAT, "kept": self.kept})
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Return the plan written by `to_json`; anything else is refused with a PlanError."""
+        """Return the plan written by `to_json`; raise a PlanError for other data."""
         try:
             data = json.loads(text)
         except ValueError as error:
@@ -66,21 +72,20 @@ def place_intercept(
     intercept: Float[Tensor, " M"],
     running_mean: Float[Tensor, " M"] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the entry of `Plan.weights` that gives the layer at `site` this intercept.
+    """Return the entry of `Plan.weights` that gives the layer `site` this intercept.
 
-    A layer with a bias keeps it there. One without, followed by a BatchNorm, has it subtracted from
-    `running_mean`, that BatchNorm's running mean in the smaller network: y + c - mean is
-    y - (mean - c).
+    The intercept is stored in the bias. Without a bias, it is subtracted from the running mean of
+    the following BatchNorm in the pruned network: y + c - mean = y - (mean - c).
     """
     if site.intercept_target == "bias":
         return {f"{site.layer}.bias": intercept}
     if site.intercept_target is None:
         raise PlanError(
-            f"{site.layer} has neither a bias nor a BatchNorm behind it: solve without an intercept"
+            f"{site.layer} has neither a bias nor a following BatchNorm: solve without an intercept"
         )
     mean = site.intercept_target.removeprefix("batchnorm:")
     if running_mean is None:
-        raise PlanError(f"the intercept of {site.layer} goes to {mean}: hand over its values")
+        raise PlanError(f"the intercept of {site.layer} is stored in {mean}: pass running_mean=")
     return {mean: running_mean - intercept.to(running_mean)}
 
 
@@ -88,7 +93,7 @@ def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:
     numbers = tuple(int(unit) for unit in units)
     if any(a >= b for a, b in pairwise(numbers)):
         raise PlanError(
-            f"the channels kept of {name} are not ascending and unique: hand over sorted(set(...))"
+            f"the kept channels of {name} must be ascending and unique: pass sorted(set(...))"
         )
     return numbers
 
@@ -96,14 +101,14 @@ def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:
 def _check_group(graph: ChannelGraph, name: str, units: Sequence[int]) -> None:
     known = {group.name: group.channels for group in graph.groups}
     if name not in known:
-        raise PlanError(f"no group {name!r} can be cut: {_why_not(graph, name)}")
+        raise PlanError(f"there is no group {name!r} to prune: {_why_not(graph, name)}")
     outside = [unit for unit in units if not 0 <= unit < known[name]]
     if outside:
         raise PlanError(f"group {name} has channels 0 to {known[name] - 1}, not {outside[0]}")
     if not units:
         raise PlanError(
-            f"nothing is left of group {name}: keep at least one of its {known[name]} channels, or "
-            "take the layer out of the network by hand"
+            f"the plan keeps no channel of group {name}: keep at least one of its {known[name]} "
+            "channels, or remove the layer from the network"
         )
 
 
@@ -113,7 +118,7 @@ def _check_min_channels(graph: ChannelGraph, plan: Plan, min_channels: int) -> N
             if len(stay) < min(min_channels, graph.shapes[tensor][dim]):
                 raise PlanError(
                     f"{len(stay)} channels along dimension {dim} of {tensor} are below "
-                    f"min_channels={min_channels}: keep more in the groups that it belongs to"
+                    f"min_channels={min_channels}: keep more channels in its groups"
                     + (", or lower min_channels" if stay else "")
                 )
 
@@ -135,10 +140,10 @@ def _check_weight(graph: ChannelGraph, plan: Plan, name: str, tensor: Tensor) ->
     if tuple(tensor.shape) != shape:
         raise PlanError(
             f"the new {name} has shape {tuple(tensor.shape)}, the smaller network needs {shape}: "
-            "keep the columns and rows of the kept channels only"
+            "keep only the columns and rows of the kept channels"
         )
     if not bool(torch.isfinite(tensor).all()):
-        raise PlanError(f"the new {name} holds NaN or infinity: solve that layer again")
+        raise PlanError(f"the new {name} contains NaN or infinity: solve the layer again")
 
 
 def _kept_of(data: Any) -> dict[str, Sequence[int]]:
@@ -146,7 +151,7 @@ def _kept_of(data: Any) -> dict[str, Sequence[int]]:
         raise PlanError('the plan has no "format": write it with to_json()')
     if data["format"] > FORMAT:
         raise PlanError(
-            f"the plan has format {data['format']}, this entrim reads up to {FORMAT}: update entrim"
+            f"the plan has format {data['format']}, above {FORMAT} of this version: update entrim"
         )
     unknown = sorted(set(data) - {"format", "kept"})
     if unknown:

@@ -1,4 +1,4 @@
-"""A plan made real: a smaller network of the same class, proven before it is handed out."""
+"""Apply a plan: a smaller network of the same class, verified before it is returned."""
 
 import math
 import warnings
@@ -27,18 +27,18 @@ from entrim.surgery.structure import layout_of, source_of
 from entrim.surgery.verify import EquivalenceCheck, Probe, Proof, difference, require_numbers
 
 Dims = Mapping[int, Sequence[int]]
-"""The positions that stay, for every dimension that shrinks."""
+"""Kept positions, for every dimension that shrinks."""
 
 
 def part_of(tensor: Tensor, dims: Dims) -> Tensor:
-    """Return the part of `tensor` that stays."""
+    """Return the kept part of `tensor`."""
     for dim, positions in dims.items():
         tensor = tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
     return tensor
 
 
 def write_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
-    """Write `part` to the positions of `tensor` that stay."""
+    """Write `part` to the kept positions of `tensor`."""
     where = [
         torch.tensor(dims.get(dim, range(size)), device=tensor.device)
         for dim, size in enumerate(tensor.shape)
@@ -47,10 +47,10 @@ def write_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
 
 
 def zero_removed(tensor: Tensor, dim: int, dims: Dims) -> None:
-    """Set the positions along `dim` that do not stay to zero."""
-    stay = dims.get(dim, range(tensor.shape[dim]))
-    gone = sorted(set(range(tensor.shape[dim])).difference(stay))
-    tensor.index_fill_(dim, torch.tensor(gone, device=tensor.device).long(), 0)
+    """Set the removed positions along `dim` to zero."""
+    kept = dims.get(dim, range(tensor.shape[dim]))
+    removed = sorted(set(range(tensor.shape[dim])).difference(kept))
+    tensor.index_fill_(dim, torch.tensor(removed, device=tensor.device).long(), 0)
 
 
 Kept = Mapping[str, Sequence[int]]
@@ -58,14 +58,14 @@ Kept = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrunedModel:
-    """A smaller network, the plan it really follows, and the proof that it is right."""
+    """A pruned network, the plan that was applied, and the result of its verification."""
 
     model: nn.Module
     plan: Plan
-    """The given plan without the groups that were rolled back."""
+    """The given plan without rolled-back groups."""
     proof: Proof
     rolled_back: tuple[str, ...]
-    """Groups left at full width, because the network's code has their size written into it."""
+    """Groups that were not pruned, because the code of the network depends on their size."""
 
 
 @neutral_context()
@@ -77,10 +77,36 @@ def apply_plan(
     min_channels: int = 1,
     tolerance: float | None = None,
 ) -> nn.Module:
-    """Return a new, smaller network of the same class; the given one is untouched.
+    """Return a new, smaller network of the same class.
 
     `entrim.surgery.prune.prune` does the same and also returns the verification.
 
+    Parameters
+    ----------
+    model : nn.Module
+        The network; it is not modified.
+    plan : Plan
+        Kept channels and new weights.
+    example_inputs : Tensor, tuple or dict
+        Inputs with which the network is traced and verified.
+    min_channels : int, default 1
+        Minimum number of channels along any dimension.
+    tolerance : float, optional
+        Maximum relative difference in the verification; the default depends on the precision.
+
+    Returns
+    -------
+    nn.Module
+
+    Raises
+    ------
+    PlanError
+        If the plan does not fit the network.
+    SurgeryError
+        If the verification fails.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> entrim.apply_plan(net, entrim.Plan({"0": [1, 6]}), torch.randn(3, 4))[0]
@@ -99,11 +125,24 @@ def prune(
     min_channels: int = 1,
     tolerance: float | None = None,
 ) -> PrunedModel:
-    """Return the smaller network with its proof, both numbers at most `tolerance`.
+    """Return the pruned network with its verification.
 
-    `graph` saves tracing again. Groups whose size is written into the network's own code are left
-    at full width, with a RolledBackWarning; anything else that is not right is a SurgeryError.
+    Groups on whose size the code of the network depends are not pruned, with a RolledBackWarning.
+    Other differences above `tolerance` raise a SurgeryError.
 
+    Parameters
+    ----------
+    model, plan, example_inputs, min_channels, tolerance
+        As in `apply_plan`.
+    graph : ChannelGraph, optional
+        The result of `trace`, to avoid tracing again.
+
+    Returns
+    -------
+    PrunedModel
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> from entrim.surgery.prune import prune
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -112,7 +151,7 @@ def prune(
     (2, True)
     """
     if not isinstance(plan, Plan):
-        raise PlanError(f"this is a {type(plan).__name__}: hand over entrim.Plan({{group: kept}})")
+        raise PlanError(f"plan must be an entrim.Plan, got {type(plan).__name__}")
     model = unwrap(model)
     if graph is None:
         graph = channel_graph(trace_ops(model, example_inputs))
@@ -140,18 +179,18 @@ def prune(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attempt:
-    """A network cut for trial, and how far it is from the original with zeros."""
+    """A trial network, and its difference from the original with zeroed weights."""
 
     model: nn.Module
     error: float
     failure: str = ""
-    """What the network said when it did not run at all."""
+    """The error, if the network did not run."""
 
 
 def trial_prune(
     model: nn.Module, graph: ChannelGraph, kept: Kept, bench: EquivalenceCheck
 ) -> Attempt:
-    """Return `model` cut to `kept`, compared with the original that does not read what goes."""
+    """Return `model` pruned to `kept`, compared with the original with zeroed weights."""
     small = slice_model(model, graph, kept)
     wanted = bench.run(mask_model(model, graph, kept), _windows(model, graph, kept))
     require_numbers(wanted, model)
@@ -164,10 +203,10 @@ def trial_prune(
 def incompatible_groups(
     model: nn.Module, graph: ChannelGraph, kept: Kept, bench: EquivalenceCheck, limit: float
 ) -> tuple[str, ...]:
-    """Return the groups of `kept` that the network's own code cannot follow.
+    """Return the groups of `kept` on whose size the code of the network depends.
 
-    One group after the other joins the cut if the network still follows, so that what is left of
-    `kept` goes well together too. Cost: two forward passes a group.
+    Groups are added one by one while the pruned network is correct, so that the others are
+    compatible with each other. Cost: two forward passes per group.
     """
     follows: dict[str, Sequence[int]] = {}
     for name, units in kept.items():
@@ -177,7 +216,7 @@ def incompatible_groups(
 
 
 def slice_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
-    """Return a copy of `model` without the channels that go; its attributes tell the new sizes."""
+    """Return a copy of `model` without the removed channels, with updated attributes."""
     small = copy_module(model)
     for parameter in small.parameters():
         parameter.grad = None
@@ -195,7 +234,7 @@ def slice_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
 
 
 def mask_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
-    """Return a copy of `model` whose layers do not read the channels that go."""
+    """Return a copy of `model` with zero weights on the removed channels."""
     full, stays = copy_without_hooks(model), graph.kept_indices(kept)
     with torch.no_grad():
         for site in graph.consumers:
@@ -204,7 +243,7 @@ def mask_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
 
 
 def zero_pad(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
-    """Return the original with `plan.weights` at the kept positions and zeros for what is gone."""
+    """Return the original with `plan.weights` at the kept positions and zeros elsewhere."""
     full, stays = mask_model(model, graph, plan.kept), graph.kept_indices(plan.kept)
     with torch.no_grad():
         for name, new in plan.weights.items():
@@ -213,7 +252,7 @@ def zero_pad(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
 
 
 def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) -> list[Probe]:
-    """Return a window on every layer that reads cut channels, at the outputs that `kept` keeps."""
+    """Return a probe of every consumer of pruned channels, at the outputs kept by `kept`."""
     modules, stays = dict(model.named_modules()), graph.kept_indices(kept or {})
     windows = []
     for site in graph.consumers:
@@ -235,21 +274,21 @@ def _check_graph(graph: ChannelGraph, model: nn.Module) -> None:
     for name, tensor in chain.from_iterable(tensors):
         if graph.shapes.get(name) != tuple(tensor.shape):
             raise PlanError(
-                f"the graph knows {name} as {graph.shapes.get(name)}, the network has "
-                f"{tuple(tensor.shape)}: hand over the graph that trace() returned for this network"
+                f"{name} has the shape {graph.shapes.get(name)} in the graph, but "
+                f"{tuple(tensor.shape)} in the network: pass the graph of trace() for this network"
             )
 
 
 def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
     names = ", ".join(stuck)
-    why = f"the network's code cannot follow a cut of {names}: a size is written into it"
+    why = f"{names} cannot be pruned, because the code of the network depends on the size"
     touched = {member.tensor for name in stuck for member in graph.group(name).members}
     if touched & plan.weights.keys():
         raise SurgeryError(
-            f"{why}, and the plan has new weights for it: take {names} out of the plan and solve "
+            f"{why}, and the plan has new weights for it: remove {names} from the plan and solve "
             "again (trace() lists such groups as frozen)"
         )
-    warnings.warn(f"{why}; left at full width", RolledBackWarning, stacklevel=3)
+    warnings.warn(f"{why}; all its channels are kept", RolledBackWarning, stacklevel=3)
     kept = {name: units for name, units in plan.kept.items() if name not in stuck}
     return Plan(kept, plan.weights)
 
@@ -257,15 +296,15 @@ def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
 def _check_proof(proof: Proof, failure: str) -> None:
     if failure:
         raise SurgeryError(
-            f"the smaller network does not run ({failure}): cut fewer groups at once, and report "
+            f"the pruned network does not run ({failure}): prune fewer groups at once, and report "
             "the network"
         )
     for what, error in (("sliced", proof.sliced), ("final", proof.final)):
         if not error <= proof.tolerance:
             raise SurgeryError(
                 f"the {what} network differs from the original with zeros by {error:.2e}, above "
-                f"tolerance={proof.tolerance:.0e}: hand over a larger tolerance if the network is "
-                "ill-conditioned, else report the network"
+                f"tolerance={proof.tolerance:.0e}: pass a larger tolerance if the network is "
+                "ill-conditioned, otherwise report the network"
             )
 
 
@@ -281,7 +320,7 @@ def _find(model: nn.Module, name: str) -> Tensor:
 
 
 def _replace(model: nn.Module, old: Tensor, new: Tensor) -> Tensor:
-    """Put `new` wherever `old` is registered and return it; shared tensors stay shared."""
+    """Replace `old` by `new` in all modules and return it; shared tensors stay shared."""
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     for module in model.modules():

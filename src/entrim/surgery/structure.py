@@ -1,4 +1,4 @@
-"""The form of a network as plain data: where a cut one comes from, and how to make it again."""
+"""The structure of a pruned network as plain data: its source, and how to rebuild it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,27 +16,27 @@ _NOTE = "_entrim_origin"
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """The network that was cut: what another one must look like to stand in for it."""
+    """The network that was pruned: class, tensors and attributes that a replacement must have."""
 
     class_name: str
     """The qualified name of its class."""
     tensors: Mapping[str, str]
     """Its parameters and buffers, such as {"conv.weight": "float32[6, 1, 5, 5]"}."""
     counts: Sequence[str]
-    """Every number on a module that followed the cut, such as "conv.out_channels"."""
+    """Attributes of modules that pruning changed, such as "conv.out_channels"."""
     kept: Mapping[str, Sequence[int]]
-    """The plan of the last cut, without the groups that were rolled back."""
+    """Kept channels of the last pruning, without rolled-back groups."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "SourceModel | None":
-        """Return where `model` was cut from, None when entrim did not cut it."""
+        """Return the source of `model`, None if it was not pruned by entrim."""
         note = vars(model).get(_NOTE)
         return None if note is None else cls(**json.loads(note))
 
     def write_on(self, small: nn.Module) -> None:
-        """Note on `small` that it was cut from here.
+        """Store the source on `small`.
 
-        As text: a network that is copied, pickled or scripted takes it along without entrim.
+        It is stored as text, so that it survives copying, pickling and scripting without entrim.
         """
         setattr(small, _NOTE, json.dumps(asdict(self)))
 
@@ -44,7 +44,7 @@ class SourceModel:
 def source_of(
     model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]]
 ) -> SourceModel:
-    """Return the origin of `model` cut to `kept`; of a network cut before, its first origin."""
+    """Return the source of `model` pruned to `kept`; the first one, if it was pruned before."""
     first = SourceModel.of(model)
     counts = {f"{module}.{name}".lstrip(".") for module, name in graph.attribute_deltas(kept)}
     if first is None:
@@ -53,7 +53,7 @@ def source_of(
 
 
 def class_name_of(model: nn.Module) -> str:
-    """Return the qualified name of the class, without the module: scripts are called __main__."""
+    """Return the qualified name of the class, without the module, which may be __main__."""
     return type(model).__qualname__
 
 
@@ -72,29 +72,29 @@ def name_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def values_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return all parameters and buffers as they are stored, shared ones once."""
+    """Return all parameters and buffers, shared ones once."""
     pairs = chain(model.named_parameters(), model.named_buffers())
     return {name: tensor.detach() for name, tensor in pairs}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStructure:
-    """Everything about a network but its class and the values of its tensors."""
+    """The structure of a network, without its class and the values of its tensors."""
 
     shared: Mapping[str, str]
     """Further name of a shared tensor -> its first name."""
     fixed: Sequence[str]
-    """Parameters that do not ask for gradients."""
+    """Parameters that do not require gradients."""
     channels_last: Sequence[str]
-    """Tensors stored with the channels innermost."""
+    """Tensors in channels-last memory format."""
     training: Sequence[str]
     """Modules in training mode."""
     counts: Mapping[str, int]
-    """The numbers on modules that followed the cut."""
+    """Attributes of modules that pruning changed."""
 
     @classmethod
     def of(cls, model: nn.Module, counts: Sequence[str]) -> "ModelStructure":
-        """Return the form of `model`, with the values of the attributes that `counts` names."""
+        """Return the structure of `model`, with the values of the attributes in `counts`."""
         first: dict[int, str] = {}
         stands = {name: first.setdefault(id(tensor), name) for name, tensor in name_tensors(model)}
         return cls(
@@ -106,7 +106,7 @@ class ModelStructure:
         )
 
     def given_to(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return a copy of `model` in this form that holds `tensors`, on the devices of `model`."""
+        """Return a copy of `model` with this structure and `tensors`, on its devices."""
         small, ready = copy_module(model), {}
         for name, old in list(name_tensors(small)):
             stand = self.shared.get(name, name)
@@ -120,12 +120,12 @@ class ModelStructure:
         for count, value in self.counts.items():
             owner, attribute = _split(small, count)
             if not (type(value) is int and type(getattr(owner, attribute)) is int):
-                raise TypeError(f"{count} is not a number that a cut changes")
+                raise TypeError(f"{count} is not an integer attribute")
             setattr(owner, attribute, value)
         return small
 
     def _like(self, old: Tensor, name: str, new: Tensor) -> Tensor:
-        """Return `new` as the kind of tensor that `old` is; a meta tensor becomes a real one."""
+        """Return `new` with the type and device of `old`; on the CPU for a meta tensor."""
         new = new.to("cpu" if old.is_meta else old.device)
         if name in self.channels_last:
             new = new.contiguous(memory_format=_LAYOUTS[new.dim()])
@@ -138,7 +138,7 @@ _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def layout_of(tensor: Tensor) -> torch.memory_format | None:
-    """Return the layout of a tensor with its channels innermost, None for the usual one."""
+    """Return the channels-last format of a tensor, None for the contiguous one."""
     layout = _LAYOUTS.get(tensor.dim())
     if layout is None or tensor.is_contiguous():
         return None

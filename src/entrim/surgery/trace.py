@@ -1,4 +1,4 @@
-"""From a network and an example to its channel graph."""
+"""Trace a network to its channel graph."""
 
 import torch
 from torch import nn
@@ -21,27 +21,46 @@ from entrim.graph.tracer import trace_ops
 from entrim.surgery.prune import incompatible_groups, trial_prune
 from entrim.surgery.verify import EquivalenceCheck, difference
 
-WRITTEN = "its size is written into the network's code"
+WRITTEN = "the code of the network depends on its size"
 
 
 @neutral_context()
 def trace(model: nn.Module, example_inputs: ExampleInputs) -> ChannelGraph:
-    """Return the channel graph of `model`, called with `example`: a tensor, a tuple or a dict.
+    """Return the channel graph of `model`.
 
-    The network is followed as it computes in eval mode and is not touched. Then a third of every
-    group is cut for trial: a group that the network's own code cannot follow is listed as frozen.
-    Cost: one torch.export and three forward passes in double precision, two more a group where the
-    trial fails. Forward hooks that were registered on the network are called once here, on a copy,
-    to check that they do not change its outputs; nothing else in entrim calls them.
+    The network is traced in eval mode. Then a third of every group is pruned for trial: groups on
+    whose size the code of the network depends are listed as frozen. Forward hooks of the user are
+    called once, on a copy, to check that they do not change the outputs. Cost: one torch.export and
+    three forward passes in double precision, and two more per group if the trial fails.
 
+    Parameters
+    ----------
+    model : nn.Module
+        The network; it is not modified.
+    example_inputs : Tensor, tuple or dict
+        Inputs of a forward pass: one tensor, positional or keyword arguments.
+
+    Returns
+    -------
+    ChannelGraph
+
+    Raises
+    ------
+    TraceError
+        If torch.export does not support the network, or a hook changes its outputs.
+    NothingToCutError
+        If no channel can be pruned.
+
+    Examples
+    --------
     >>> import torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> print(entrim.trace(net, torch.randn(3, 4)))
     group  channels  produced by
     0      8         0
     <BLANKLINE>
-    site  columns per channel  intercept goes to
-    2     0: 1                 bias
+    layer  columns per channel  intercept goes to
+    2      0: 1                 bias
     <BLANKLINE>
     frozen  channels  because
     2       2         it is an output of the network
@@ -61,7 +80,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> ChannelGraph:
 
 
 def _check_hooks(model: nn.Module, example_inputs: ExampleInputs) -> None:
-    """Refuse hooks that change what the network computes: a traced graph would not hold them."""
+    """Raise a TraceError if hooks change the outputs, because they cannot be traced."""
     if not has_user_hooks(model):
         return
     with torch.no_grad(), isolate_random_state():
@@ -71,15 +90,15 @@ def _check_hooks(model: nn.Module, example_inputs: ExampleInputs) -> None:
             outputs.append(leaves(call(copy.eval(), example_inputs)))
     if difference(*outputs) > 0:
         raise TraceError(
-            "a forward hook changes what the network computes, and a hook cannot be traced: do the "
-            "same in forward(), or remove the hook"
+            "a forward hook changes the outputs of the network, and hooks cannot be traced: move "
+            "its computation to forward(), or remove the hook"
         )
 
 
 def _two_thirds(group: Group) -> list[int]:
-    """Return two units of three, and more where a tensor would have nothing left.
+    """Return two of three channels, and more if a tensor would be empty.
 
-    Half of the channels would not do: code that regroups a fixed number of them often runs on half.
+    Half of the channels would not suffice: code that regroups a fixed number often runs on half.
     """
     firsts = {_first(member.indices) for member in group.members}
     return [unit for unit in range(group.channels) if unit % 3 != 1 or unit in firsts]
@@ -92,5 +111,5 @@ def _first(indices: Indices) -> int:
 def _reason(model: nn.Module, graph: ChannelGraph) -> str:
     name = type(model).__name__
     if not graph.frozen:
-        return f"{name} has no convolution or Linear: hand over a network that has channels"
-    return f"no channel of {name} can be cut: change what holds them, or hand over a part\n{graph}"
+        return f"{name} has no convolution or linear layer: pass a network with channels"
+    return f"no channel of {name} can be pruned for these reasons: pass another module\n{graph}"

@@ -1,4 +1,4 @@
-"""The proof that a cut is right: two networks must say the same on an example."""
+"""Verification of a pruned network: its outputs are compared on example inputs."""
 
 import itertools
 import math
@@ -15,15 +15,15 @@ from entrim.graph.eager import ExampleInputs, copy_inputs, copy_without_hooks, l
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _IMAGES = 2
-"""How many images of the example are looked at inside the network."""
+"""Number of images whose inner activations are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How far the smaller network is from what it must compute.
+    """The result of the verification of a pruned network.
 
-    The largest difference in any output of the network or of a layer that reads cut channels, each
-    relative to its own largest value: a branch that hardly reaches the output is proven too.
+    The largest difference in any output of the network or of a consumer of pruned channels, each
+    relative to its largest value, so that branches with little influence are verified, too.
     """
 
     sliced: float
@@ -32,23 +32,23 @@ class Proof:
     """The final weights against the same weights, zero-padded into the original."""
     tolerance: float
     dtype: torch.dtype
-    """The precision in which both were computed: double where the network runs in it."""
+    """Precision of the comparison: double if the network supports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Where to look into a network: the outputs of one layer at the channels that stay."""
+    """The outputs of one layer at the kept channels."""
 
     layer: str
     axis: int
-    """Counted from the end."""
+    """Channel axis, counted from the end."""
     indices: Sequence[int] | None
-    """None for all."""
+    """Kept channels; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceCheck:
-    """A place to compare networks: the example, and the precision to compare in."""
+    """Compares networks on example inputs, in a given precision."""
 
     example_inputs: ExampleInputs
     dtype: torch.dtype
@@ -56,7 +56,7 @@ class EquivalenceCheck:
 
     @classmethod
     def of(cls, model: nn.Module, example_inputs: ExampleInputs) -> "EquivalenceCheck":
-        """Return a bench in double precision where `model` runs in it, else in its own."""
+        """Return a check in double precision if `model` supports it, else in its own."""
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         own = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
         bench = cls(example_inputs, torch.float64, double=True)
@@ -70,11 +70,11 @@ class EquivalenceCheck:
 
     @property
     def tolerance(self) -> float:
-        """The relative error that rounding can explain."""
+        """Relative difference that rounding can explain."""
         return TOLERANCE.get(self.dtype, 1e-4)
 
     def run(self, model: nn.Module, windows: Iterable[Probe]) -> list[Tensor]:
-        """Return what a copy of `model` shows in eval mode: its outputs, then the windows."""
+        """Return the outputs of a copy of `model` in eval mode, then those of the probes."""
         still = copy_without_hooks(model).eval()
         args, kwargs = copy_inputs(self.example_inputs, in_double=self.double)
         if self.double:
@@ -86,7 +86,7 @@ class EquivalenceCheck:
 
 @contextmanager
 def _observing(model: nn.Module, windows: Iterable[Probe]) -> Iterator[list[Tensor]]:
-    """Collect what `windows` show while `model` runs; the hooks go even on error."""
+    """Collect the outputs of the probes in the block; hooks are removed even on error."""
     seen: list[Tensor] = []
     hooks = [
         model.get_submodule(window.layer).register_forward_hook(_shower(window, seen))
@@ -112,27 +112,27 @@ def _shower(window: Probe, seen: list[Tensor]) -> Callable[..., None]:
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the largest difference, relative to the largest wanted value of that output."""
+    """Return the largest difference, relative to the largest expected value of the output."""
     if [leaf.shape for leaf in found] != [leaf.shape for leaf in expected]:
         return math.inf
     return max((_relative(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
 
 
 def require_numbers(outputs: list[Tensor], model: nn.Module) -> None:
-    """Refuse outputs of `model` that prove nothing: none at all, or NaN."""
+    """Raise a SurgeryError if outputs cannot be compared: none at all, or NaN."""
     if not outputs:
         raise SurgeryError(
-            "the network puts out no tensor that could be compared: return tensors, or lists, "
-            "dicts or dataclasses of them"
+            "the network returns no tensor: return tensors, or lists, dicts or dataclasses of them"
         )
     if any(bool(torch.isnan(leaf).any()) for leaf in outputs):
         for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
             if bool(torch.isnan(tensor).any()):
                 raise SurgeryError(
-                    f"the network puts out NaN, because {name} holds NaN: give it weights that are "
-                    "numbers"
+                    f"the network returns NaN, because {name} contains NaN: load finite weights"
                 )
-        raise SurgeryError("the network puts out NaN on the example: hand over another example")
+        raise SurgeryError(
+            "the network returns NaN on the example inputs: pass other example_inputs"
+        )
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:

@@ -60,7 +60,7 @@ def _() -> nn.Module:
     return Net(chain, a=conv(3, 6), b=conv(6, 5), fc=nn.Linear(5, 4)).requires_grad_(False)
 
 
-@register_kind("sizes in the code", {"b": 7}, {"a": "written into the network's code"})
+@register_kind("sizes in the code", {"b": 7}, {"a": "depends on its size"})
 def _() -> nn.Module:
     return Net(
         lambda n, x: n.c(F.relu(n.b(F.max_pool2d(n.a(x), 2).view(-1, 96)))),
@@ -70,7 +70,7 @@ def _() -> nn.Module:
     )
 
 
-@register_kind("split at a number in the code", {"b": 5}, {"a": "written into the network's code"})
+@register_kind("split at a number in the code", {"b": 5}, {"a": "depends on its size"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         first, second = n.a(x).split(4, 1)

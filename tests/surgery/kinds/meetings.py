@@ -93,7 +93,7 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 8), b=conv(2, 2), fc=nn.Linear(8, 4))
 
 
-@register_kind("uneven slices", {"b": 5}, {"a": "uneven parts"})
+@register_kind("uneven slices", {"b": 5}, {"a": "parts of unequal size"})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)

@@ -16,7 +16,6 @@ Patterns = str | Sequence[str]
 """Names of groups or of layers that produce their channels; `*` and `?` are wildcards."""
 SIZES = {"params": "parameters", "macs": "MACs", "bytes": "bytes"}
 COUPLINGS = ("joint", "max")
-RIDGE = 1e-4
 BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
 ALTERNATIONS = 4000
@@ -272,9 +271,10 @@ class Reconstruction:
         "sequential" (the default for least squares) refits the layers in order, each on its inputs
         in the pruned network. "independent" refits each layer on the original activations, which
         saves one pass. Weights of the entropic solution are always independent.
-    ridge : float, default 1e-4
+    ridge : float, optional
         Shrinks the fit toward the original weights, relative to the second moment of each column.
-        Increase it if there are few images.
+        By default it is selected for each layer on a fifth of the images, which also decides
+        whether the original weights are better than any fit; in independent order it is 1e-2.
     residual_correction : bool, default True
         A layer whose output is added to a skip connection also compensates for the change on that
         path. Applies to sequential order only.
@@ -285,7 +285,7 @@ class Reconstruction:
 
     weights: str = "least_squares"
     order: str | None = None
-    ridge: Number = RIDGE
+    ridge: Number | None = None
     residual_correction: bool = True
     batchnorm: str = "keep"
 
@@ -294,7 +294,8 @@ class Reconstruction:
         _check_choice("order", self.order, (None, "sequential", "independent"))
         _check_choice("batchnorm", self.batchnorm, ("keep", "reestimate"))
         _check_choice("residual_correction", self.residual_correction, (True, False))
-        if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
+        ridge = 0 if self.ridge is None else self.ridge
+        if not _is_number(ridge) or not 0 <= ridge < math.inf:
             raise BadSettingError(f"ridge must be 0 or positive, got {self.ridge!r}")
         if self.weights == "solution" and self.order == "sequential":
             raise BadSettingError(

@@ -383,7 +383,7 @@ class Pruner:
             forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
         )
         concerned = self.statistics.consumers_of(*map(self.graph.group, names))
-        ridge = Reconstruction().ridge if self.reconstruction is None else self.reconstruction.ridge
+        ridge = None if self.reconstruction is None else self.reconstruction.ridge
         return SensitivityAnalyzer(
             some,
             self.graph,

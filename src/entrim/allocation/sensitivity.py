@@ -136,7 +136,7 @@ class SensitivityAnalyzer:
     graph: ChannelGraph
     readers: Sequence[BoundConsumer]
     grams: TensorStore
-    ridge: float
+    ridge: float | None
     sensitivity: Sensitivity | None = None
     """User-defined measure that replaces the divergence."""
     reference: list[list[Tensor]] = field(init=False)

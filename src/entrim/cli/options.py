@@ -10,7 +10,6 @@ from typing import Any
 from entrim.cli import units
 from entrim.config import (
     COUPLINGS,
-    RIDGE,
     Calibration,
     EntropicPenalty,
     Reconstruction,
@@ -114,7 +113,7 @@ def add_method(parser: ArgumentParser) -> Any:
         "--ridge",
         type=float,
         help="strength of the pull toward the original weights; increase it when there are few "
-        f"images (default: {RIDGE:g})",
+        "images (default: selected for each layer)",
     )
     group.add_argument(
         "--no-residual-correction", action="store_true", help="disable residual correction"

@@ -1,5 +1,6 @@
 """Refit one layer and write its new weights and intercept."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,11 @@ from entrim.entropic.moments import Moments
 from entrim.entropic.solution import Part
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.surgery.prune import part_of, write_part, zero_removed
+
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Candidates for the ridge of a layer, relative to the second moment of each column."""
+DEFAULT_RIDGE = 1e-2
+"""The ridge of fits without an inner split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def refit_layer(
     kept_indices: KeptIndices,
     original: Mapping[str, Tensor],
     tensors: dict[str, Tensor],
-    ridge: float,
+    ridge: float | None,
 ) -> LayerFit:
     """Refit one layer on the original activations, in place in `tensors`."""
     inputs, outputs = reader.kept_channels(kept_indices)
@@ -96,7 +102,7 @@ def refit_layer(
             cross_sum=cross,
             target_sum_sq=max(0.0, missing),
         )
-        parts.append(solve_layer(reader, moments, ridge))
+        parts.append(solve_layer(reader, moments, select_ridge(reader, [moments], ridge)))
         variance += _variance(sums, weight[number][rows[number]], gram.count)
     apply_update(reader, parts, kept_indices, tensors)
     return as_fit(reader, parts, gram.count, variance)
@@ -133,10 +139,36 @@ def place_solution(
 
 
 def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
-    """Return the least-squares fit, without intercept if the layer cannot represent one."""
+    """Return the least-squares fit, without intercept if the layer cannot represent one.
+
+    An infinite ridge gives zeros.
+    """
+    if math.isinf(ridge):
+        zeros = torch.zeros(moments.outputs, 1 + moments.columns, dtype=torch.float64)
+        mse = moments.target_sum_sq / moments.count / moments.outputs
+        return Refit(weight=zeros[:, 1:], bias=zeros[:, 0], mse=mse)
     if reader.spec.intercept_target is None:
         moments = moments.through_origin()
     return refit(moments.to("cpu"), range(moments.channels), ridge=ridge)
+
+
+def select_ridge(reader: BoundConsumer, splits: Sequence[Moments], ridge: float | None) -> float:
+    """Return `ridge`, or the one that is best on the second of two `splits` if it is None.
+
+    An infinite ridge keeps the present weights. Cost: one Cholesky factorization per candidate.
+    """
+    if ridge is not None:
+        return ridge
+    if len(splits) < 2:
+        return DEFAULT_RIDGE
+    fitting, inner = splits
+    errors = {math.inf: inner.target_sum_sq}
+    for candidate in RIDGES:
+        fit = solve_layer(reader, fitting, candidate)
+        solution = torch.cat([fit.bias[None], fit.weight.T]).to(inner.gram_sum)
+        fitted = (2 * inner.cross_sum - inner.gram_sum @ solution) * solution
+        errors[candidate] = inner.target_sum_sq - float(fitted.sum())
+    return min(errors, key=lambda candidate: errors[candidate])
 
 
 def apply_update(

@@ -7,9 +7,10 @@ outputs and those of the current weights: this avoids cancellation, and the ridg
 current weights.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -33,11 +34,15 @@ from entrim.reconstruction.layer import (
     modified_tensors,
     place_solution,
     refit_layer,
+    select_ridge,
     solve_layer,
 )
 from entrim.reconstruction.residual import residual_correction
 from entrim.selection.base import ChannelSelection
 from entrim.surgery.prune import part_of
+
+INNER_SPLIT = 5
+"""Every fifth image judges the ridge of a layer that is fitted on the others."""
 
 
 def reconstruct(
@@ -105,7 +110,7 @@ def _refit_independently(
     consumers: Sequence[BoundConsumer],
     kept_indices: KeptIndices,
     tensors: dict[str, Tensor],
-    ridge: float,
+    ridge: float | None,
     collect: Callable[[Sequence[BoundConsumer]], None],
     on_layer: Callable[[LayerFit], None],
     cached: Cached,
@@ -145,7 +150,7 @@ def reconstruct_sequentially(
     kept_indices: KeptIndices,
     start: Mapping[str, Tensor],
     *,
-    ridge: float,
+    ridge: float | None,
     correct_residual: bool = True,
     reestimate: bool = False,
     on_layer: Callable[[LayerFit], None] = lambda _: None,
@@ -192,15 +197,16 @@ def _refit(
     place: int,
     reader: BoundConsumer,
     kept_indices: KeptIndices,
-    ridge: float,
+    ridge: float | None,
     correction: Callable[[int], Tensor] | None,
 ) -> LayerUpdate:
     """Refit the layer in the new execution, and return the update."""
     inputs, outputs = reader.kept_channels(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
-    sums, target_stats = ResidualMoments.of(reader, weight, len(inputs)), ChannelStats()
-    columns = sums.cross.shape[-1]
+    splits = [ResidualMoments.of(reader, weight, len(inputs)) for _ in _split_images(0, ridge)]
+    target_stats = ChannelStats()
+    columns = splits[0].cross.shape[-1]
     generator = task.drawing(f"reconstruction of {reader.spec.layer}")
     for batch in range(len(old.batches)):
         x = reader.merge_batch(new.at(reader.inputs[0], batch))
@@ -211,7 +217,10 @@ def _refit(
             target = reader.merge_batch(old.compute(place, batch))
             target = target if drift is None else target + drift
             residual = target - reader.merge_batch(new.compute(place, batch))
-            sums.add(x.index_select(axis, inputs.to(x.device)), residual.index_select(axis, stay))
+            residual = residual.index_select(axis, stay)
+            kept = x.index_select(axis, inputs.to(x.device))
+            for sums, part in zip(splits, _split_images(len(x), ridge), strict=True):
+                sums.add(kept[part], residual[part])
             target_stats.add(target.index_select(axis, stay), axis)
         else:
             target = layer_rows(reader, old, batch, sampled)
@@ -219,12 +228,29 @@ def _refit(
                 target = target + rows_at(drift, reader, sampled)
             residual = target - layer_rows(reader, new, batch, sampled)
             rows = patches(x.index_select(axis, inputs.to(x.device)), reader.geometry, sampled)
-            sums.add_rows(rows, residual.index_select(1, stay))
+            residual = residual.index_select(1, stay).unflatten(0, (len(x), -1))
+            rows = rows.unflatten(1, (len(x), -1))
+            for sums, part in zip(splits, _split_images(len(x), ridge), strict=True):
+                sums.add_rows(rows[:, part].flatten(1, 2), residual[part].flatten(0, 1))
             target_stats.add(target.index_select(1, stay))
-    parts = [solve_layer(reader, moments, ridge) for moments in sums.moments()]
+    known = [sums.moments() for sums in splits if sums.gram.count]
+    parts = [
+        solve_layer(reader, reduce(operator.add, moments), select_ridge(reader, moments, ridge))
+        for moments in zip(*known, strict=True)
+    ]
     apply_update(reader, parts, kept_indices, new.tensors)
-    fit = as_fit(reader, parts, sums.gram.count, float(target_stats.variance.sum()))
+    count = sum(sums.gram.count for sums in splits)
+    fit = as_fit(reader, parts, count, float(target_stats.variance.sum()))
     return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
+
+
+def _split_images(count: int, ridge: float | None) -> list[Int[Tensor, " images"]]:
+    """Return all images of a batch, or those to fit on and those that judge the ridge."""
+    images = torch.arange(count)
+    if ridge is not None:
+        return [images]
+    judges = images % INNER_SPLIT == INNER_SPLIT - 1
+    return [images[~judges], images[judges]]
 
 
 @dataclass(slots=True)
@@ -256,6 +282,8 @@ class ResidualMoments:
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Add one batch of inputs and of residuals at the outputs."""
+        if len(x) == 0:
+            return
         self.gram.add(in_double(x))
         cross = self.reader.matrices(
             _cross(_single(x), _single(residual), self.weight, self.reader)

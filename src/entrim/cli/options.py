@@ -113,7 +113,7 @@ def add_method(parser: ArgumentParser) -> Any:
     group.add_argument(
         "--ridge",
         type=float,
-        help="strength of the pull toward the original weights; increase it when there are few "
+        help="strength of the ridge penalty toward the original weights; increase it for few "
         f"images (default: {RIDGE:g})",
     )
     group.add_argument(

@@ -238,7 +238,7 @@ def test_missing_temporary_folder_is_explained(
     done = subprocess.run(["sh", "-c", line], capture_output=True, cwd=workshop, env=paths)
     assert done.returncode == 1
     assert done.stderr.splitlines()[1:] == [
-        b"entrim: PyTorch needs a folder for temporary files, and none can be written: make room "
+        b"entrim: PyTorch needs a folder for temporary files, and none can be written: free space "
         b"on the disk, or set TMPDIR"
     ]
 

@@ -209,11 +209,11 @@ def test_output_error_and_date_are_reported(eps: Path) -> None:
     record = replace(data.record, error=0.0123, date="2026-11-16T18:34:07+00:00")
     text = visible_text(html(replace(data, record=record)))
     assert "entrim report · 2026-11-16 " in text
-    assert "the squared error of its outputs is 1.2 % of their variance" in text
+    assert "the squared output error is 1.2 % of the output variance" in text
     assert "2026-11-16, 18:34 UTC" in text
     bare = visible_text(html(replace(data, record=replace(record, error=None, date=None))))
     assert "entrim report S" in bare
-    assert "squared error of its outputs is" not in bare
+    assert "squared output error is" not in bare
     assert "None" not in bare
 
 
@@ -221,8 +221,8 @@ def test_common_reason_of_groups_is_stated_once(budget: Path) -> None:
     data = read(budget)
     one = data.record.groups[0]
     for reasons, once, cards in (
-        (("greedy", "greedy", "greedy"), "All were selected in the same way: greedy.", 0),
-        (("greedy", "greedy", "scores"), "Unless a card states otherwise: greedy.", 1),
+        (("greedy", "greedy", "greedy"), "Selection of all groups: greedy.", 0),
+        (("greedy", "greedy", "scores"), "Selection unless stated otherwise: greedy.", 1),
         (("greedy", "scores"), None, 2),
     ):
         groups = tuple(replace(one, reason=reason) for reason in reasons)
@@ -242,10 +242,10 @@ def test_terms_are_consistent(eps: Path, budget: Path) -> None:
 @pytest.mark.parametrize(
     ("after", "deviation", "word"),
     [
-        (0.5, 0.1, "2× faster here "),
-        (0.5, 1.0, "2× faster here, within the noise"),
-        (1.5, 0.1, "1.5× slower here "),
-        (1.5, 1.0, "1.5× slower here, within the noise"),
+        (0.5, 0.1, "2× lower latency "),
+        (0.5, 1.0, "2× lower latency, within the noise"),
+        (1.5, 0.1, "1.5× higher latency "),
+        (1.5, 1.0, "1.5× higher latency, within the noise"),
     ],
 )
 def test_latency_within_the_deviation_is_noise(

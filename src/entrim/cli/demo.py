@@ -116,7 +116,7 @@ def _save_inputs(place: Path, model: nn.Module, images: Tensor) -> None:
         np.save(place / _IMAGES, images.numpy())
         save_file(model.state_dict(), place / _WEIGHTS)
     except OSError as error:
-        raise SaveError(f"{place} cannot be written ({error}): make room") from error
+        raise SaveError(f"{place} cannot be written ({error}): free disk space") from error
 
 
 def _run_arguments(args: Namespace, place: Path) -> Namespace:

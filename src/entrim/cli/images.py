@@ -148,7 +148,7 @@ def add_images(parser: ArgumentParser, *, required: bool = True, count: int = 50
         "--count",
         type=int,
         default=count,
-        help=f"largest number of images, evenly spaced (default: {count})",
+        help=f"maximum number of images, evenly spaced (default: {count})",
     )
     group.add_argument("--key", help="the entry of an .npz, or of a dict in a .pt")
     group.add_argument(

@@ -110,8 +110,8 @@ def _check_temporary_folder() -> None:
         tempfile.gettempdir()
     except OSError as error:
         raise CommandError(
-            "PyTorch needs a folder for temporary files, and none can be written: make room on the "
-            "disk, or set TMPDIR"
+            "PyTorch needs a folder for temporary files, and none can be written: free space "
+            "on the disk, or set TMPDIR"
         ) from error
 
 

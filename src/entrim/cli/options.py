@@ -112,7 +112,7 @@ def add_method(parser: ArgumentParser) -> Any:
     group.add_argument(
         "--ridge",
         type=float,
-        help="strength of the pull toward the original weights; increase it when there are few "
+        help="strength of the ridge penalty toward the original weights; increase it for few "
         "images (default: selected for each layer)",
     )
     group.add_argument(

@@ -180,7 +180,7 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
     try:
         atomic.write(file, json.dumps(content, indent=2).encode() + b"\n")
     except OSError as error:
-        raise SaveError(f"{file} cannot be written ({error}): make room") from error
+        raise SaveError(f"{file} cannot be written ({error}): free disk space") from error
 
 
 def read_source(place: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def add_score(parser: ArgumentParser, description: str = "") -> None:
         "--test-count",
         type=int,
         default=5000,
-        help="largest number of test images, evenly spaced (default: 5000)",
+        help="maximum number of test images, evenly spaced (default: 5000)",
     )
     group.add_argument(
         "--labels",

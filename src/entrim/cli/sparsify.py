@@ -92,7 +92,7 @@ def add(subparsers: Any) -> ArgumentParser:
         "--n-bootstrap",
         type=int,
         metavar="N",
-        help="repeat the selection on this many bootstrap samples of the images, and record how "
+        help="number of bootstrap samples on which the selection is repeated, to record how "
         "stable it is (default: 0)",
     )
     return parser
@@ -296,7 +296,7 @@ def _save(
 ) -> Path:
     """Save the network, the command and the report; on a full disk an earlier run is unchanged.
 
-    The small files are written first, aside; once the network is saved they are only renamed.
+    The small files are written to temporary names first, and renamed after the network is saved.
     """
     source = SourceModel.of(small.model)
     assert source is not None

@@ -70,7 +70,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
             x=edge + (-5 if beyond else 5),
             y=14,
             text_anchor="end" if beyond else "start",
-            class_="said" + " plate" * beyond,
+            class_="said",
         ),
         tag("text", f"w, largest {max(w):.2g}", x=0, y=HIGH - 2),
         tag("text", f"threshold {power_of_ten(THRESHOLD)}", x=WIDE, y=HIGH - 2, text_anchor="end"),

@@ -14,7 +14,7 @@ WORDS = {
     "params": "parameters",
     "macs": "MACs",
     "bytes": "bytes",
-    "latency": "per pass",
+    "latency": "per forward pass",
     "max_error": "error",
 }
 Row = list[Part]
@@ -73,8 +73,8 @@ def _latency_card(before: Size, after: Size) -> Card:
     ends = (before.latency, after.latency) if faster else (after.latency, before.latency)
     return Card(
         number=times(*ends),
-        label=("faster" if faster else "slower")
-        + (" here" if significant else " here, within the noise"),
+        label=("lower" if faster else "higher")
+        + (" latency" if significant else " latency, within the noise"),
         change=f"{seconds(before.latency)} → {seconds(after.latency)} ± "
         f"{seconds(after.deviation / 2)}, for {after.batch} image{'s' * (after.batch != 1)}",
         share=after.latency / before.latency if before.latency else 1.0,
@@ -190,7 +190,7 @@ def stages(record: Record) -> dict[str, float]:
 
 
 def environment_rows(record: Record) -> list[Row]:
-    """Return what else the result depends on, as far as the record contains it."""
+    """Return what else the result depends on, if the record contains it."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     rows: list[tuple[str, str | int | None]] = [
         ("finished", moment(record.date)),

@@ -129,8 +129,8 @@ def test_missing_extra_is_named(
     uninstall("shtab")
     assert main(["completion", "bash"]) == 1
     assert capsys.readouterr().err == (
-        "entrim: shell completion needs shtab: pip install shtab, or in a checkout of entrim all "
-        'of the extra with pip install ".[cli]"\n'
+        "entrim: shell completion needs shtab: pip install shtab, or in a checkout of entrim "
+        'pip install ".[cli]"\n'
     )
 
 

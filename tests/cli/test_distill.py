@@ -217,7 +217,7 @@ def test_distillation_stopped_before_its_first_step_keeps_nothing(
         (("nowhere",), "there is no folder nowhere: name one that sparsify"),
         (
             ("pruned", "--model", "nets.py:small"),
-            "with other weights: load the weights",
+            "with other weights: load the original weights",
         ),
         (("pruned", "--model", "nets.py:gone"), "nets.py has no 'gone'"),
         (("pruned", "--images", "color.npy"), "have 3 channels"),

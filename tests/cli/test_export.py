@@ -141,7 +141,7 @@ def test_failed_export_leaves_no_file(
     )
     assert_failed(command(*export, "--images", "gone.npy"), "there is no gone.npy")
     assert_failed(
-        command(*export, limit=1000), file, "cannot be written (File too large): make room"
+        command(*export, limit=1000), file, "cannot be written (File too large): free space"
     )
     assert_refused(command("export", "half", words[0], f"gone/{file}"), "no folder gone: create it")
     assert_refused(command("export", "half", words[0], "half"), "half is a folder")

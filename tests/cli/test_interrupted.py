@@ -90,7 +90,10 @@ def test_interruption_of_the_import_is_one_sentence(tmp_path: Path, number: int)
         assert process.stdout is not None
         assert process.stdout.readline() == "slow\n"
         process.send_signal(number)
-        assert process.communicate(timeout=30) == ("", "entrim: interrupted: nothing was begun\n")
+        assert process.communicate(timeout=30) == (
+            "",
+            "entrim: interrupted before any work was started\n",
+        )
         assert process.returncode == 1
 
 

@@ -81,8 +81,8 @@ def test_printing_what_is_finished_writes_only_the_record_that_was_named(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seeds", "0", "-1"], "seeds are [0, -1]: name whole numbers from 0"),
-        (["--epochs", "0"], "epochs are [0]: name whole numbers from 1, or none at all"),
+        (["--seeds", "0", "-1"], "seeds must be non-negative integers, got [0, -1]"),
+        (["--epochs", "0"], "epochs must be positive integers, got [0]"),
         (["--record", "{folder}/missing/record.json"], "there is no folder {folder}/missing"),
         (["--record", "{folder}"], "{folder} is a folder: name a file"),
         (["images", "--methods", "paper"], "images has no --methods: leave it out"),
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_remedy(tmp_path: Path)
 
 
 def test_more_images_than_there_are_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadSettingError, match="ask for some"):
+    with pytest.raises(BadSettingError, match="count must be an integer from 1 to"):
         toy(Work(tmp_path)).images(521)
 
 

@@ -87,7 +87,7 @@ def test_an_unknown_part_is_refused() -> None:
 
 def test_a_file_that_is_not_idx_is_refused(files: Path) -> None:
     (files / NAMES[0]).write_bytes(b"<html>")
-    with pytest.raises(DataError, match="no idx file"):
+    with pytest.raises(DataError, match="not an idx file"):
         tiny_collection(installed_source(files)).load("train")
 
 

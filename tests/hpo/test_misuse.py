@@ -23,7 +23,7 @@ def test_a_trial_whose_score_fails_is_recorded_and_the_search_continues() -> Non
     trials = run_search(score, early_stop=None).record.trials
     failed = [t for t in trials if t.reason.startswith("failed")]
     assert failed[0].reason == "failed: score raised RuntimeError: no such label"
-    assert failed[1].reason == "failed: score returned nan, which is not a finite number"
+    assert failed[1].reason == "failed: score returned nan: return a finite number"
     assert len(trials) == 6
     assert any(t.reason == "scored" for t in trials)
     assert all(t.score is None for t in failed)

@@ -224,7 +224,7 @@ def test_a_group_with_its_size_in_the_code_is_rolled_back_and_named(images: Tens
     assert result.model.get_submodule("b").out_channels == 6
     frozen = {f.layer: f.reason for f in trace(net, images).frozen}
     assert "depends on its size" in frozen["b"]
-    with pytest.raises(SurgeryError, match="take b out of the plan"):
+    with pytest.raises(SurgeryError, match="remove b from the plan"):
         prune(net, Plan(plan.kept, {"fc.bias": torch.zeros(4), "b.bias": torch.zeros(2)}), images)
 
 

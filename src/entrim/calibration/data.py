@@ -169,7 +169,7 @@ def read_images(
     own = isinstance(images, Tensor | np.ndarray | Mapping)
     kept = TensorStore(math.inf) if own or store is None else store
     needed = 1 if model is None else _positional_inputs(model)
-    reader = _Reader(kept, like.dtype)
+    reader = _BatchReader(kept, like.dtype)
     for batch in _iterate_batches(images, batch_size):
         inputs = batch if batch_to_inputs is None else batch_to_inputs(batch)
         reader.add(_to_inputs(inputs, needed, keep_tuple=batch_to_inputs is not None))
@@ -177,7 +177,7 @@ def read_images(
 
 
 @dataclass(slots=True)
-class _Reader:
+class _BatchReader:
     """Validates and stores one batch after the other."""
 
     store: TensorStore

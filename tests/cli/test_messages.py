@@ -105,7 +105,7 @@ def test_exhaustive_selection_names_the_selector_option(command: Command, worksh
         (("--metric", "nets.py:more", "--exclude", "*"), "widen --include or --exclude"),
         (
             ("--metric", "nets.py:more", "--early-stop", "0.5"),
-            "--early-stop is 0.5: hand over a factor",
+            "--early-stop must be a factor of at least 1",
         ),
         (
             ("--metric", "nets.py:more", "--early-stop", "0.5"),

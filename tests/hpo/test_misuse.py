@@ -60,7 +60,7 @@ def test_a_score_that_fails_for_the_original_is_refused_immediately(bad: Any) ->
         ({"trials": 0}, "trials must be a positive integer, got 0"),
         ({"seed": -1}, "seed must be a non-negative integer, got -1"),
         ({"timeout": 0.0}, "timeout must be .* seconds or None, got 0.0"),
-        ({"early_stop": 0.5}, "early_stop must be a factor of at least 1 or None, got 0.5"),
+        ({"early_stop": 0.5}, "early_stop must be at least 1, or None to score all, got 0.5"),
         ({"cost": "bytes"}, "cost must be 'params' or 'macs', got 'bytes'"),
         ({"sampler": "grid"}, "sampler must be .*got 'grid'"),
         (

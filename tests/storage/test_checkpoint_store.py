@@ -125,14 +125,14 @@ def test_a_unit_under_another_key_or_of_another_run_is_not_returned(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda b: b[:-3] + bytes([b[-3] ^ 1]) + b[-2:], lambda b: b[:-5], lambda _: b""]
+    "spoil", [lambda b: b[:-3] + bytes([b[-3] ^ 1]) + b[-2:], lambda b: b[:-5], lambda _: b""]
 )
-def test_a_damaged_unit_is_computed_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_unit_is_computed_again(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     folder = tmp_path / "checkpoints"
     with (store := store_in(folder)).open(ME):
         store.put("unit", torch.ones(3))
         (file,) = folder.glob("*.safetensors")
-        file.write_bytes(damage(file.read_bytes()))
+        file.write_bytes(spoil(file.read_bytes()))
         assert store.get_or_compute("unit", lambda: 1) == 1
         assert store.get("unit") == 1
 

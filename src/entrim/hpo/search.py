@@ -81,7 +81,7 @@ class SearchConfig:
             _check_range(name, getattr(self, name), positive=name != "cost_range")
         if self.early_stop is not None and not 1 <= self.early_stop < math.inf:
             raise BadSettingError(
-                f"early_stop must be a factor of at least 1 or None, got {self.early_stop}"
+                f"early_stop must be at least 1, or None to score all, got {self.early_stop}"
             )
 
     def ranges(self, parts: Parts) -> dict[str, Range]:

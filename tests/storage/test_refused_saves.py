@@ -60,7 +60,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any], seal: bool = Fal
         (lambda f: (f / "entrim.json").write_text("[]"), "was not written by entrim"),
         (lambda f: (f / "entrim.json").write_bytes(b"\xff"), "cannot be read"),
         (lambda f: edit(f, lambda m: m.update(format=2)), "format 2, this .* up to 1: update"),
-        (lambda f: edit(f, lambda m: m["plan"]["kept"].update(a=[0])), "entrim.json was changed"),
+        (lambda f: edit(f, lambda m: m["plan"]["kept"].update(a=[0])), "entrim.json was modified"),
         (lambda f: edit(f, lambda m: m.pop("small"), seal=True), "is damaged"),
         (lambda f: edit(f, lambda m: m.pop("weights"), seal=True), "is damaged"),
         (lambda f: edit(f, lambda m: m["plan"].update(kept=3), seal=True), "is damaged"),
@@ -109,11 +109,11 @@ def shorter() -> nn.Module:
     ("build", "message"),
     [
         (Wider, "a Small was saved, not a Wider"),
-        (wider, r"a.weight is float32\[9, 3, 3, 3\] here and float32\[8, 3, 3, 3\] in the save"),
+        (wider, r"a.weight is float32\[9, 3, 3, 3\], but float32\[8, 3, 3, 3\] was saved"),
         (longer, "only this network has more.bias"),
         (shorter, "only the saved network has fc.bias"),
-        (lambda: Small().half(), r"a.weight is float16.* here and float32"),
-        (small_one, r"a.weight is float32\[3.* here .* at its full width"),
+        (lambda: Small().half(), r"a.weight is float16.*, but float32"),
+        (small_one, r"a.weight is float32\[3.*, but .* at its full width"),
     ],
 )
 def test_another_network_is_refused_with_the_difference(

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.trainer import TrainingConfig, TrainingTask
+from entrim.storage.checkpoint import fingerprint
 from experiments.datasets import Dataset
 from experiments.normalization import Normalization
-from experiments.storage import fingerprint
 
 NO_AUGMENTATION = Augmentation()
 SHIFT_AND_FLIP = Augmentation(shift=0.125, flip=True)

@@ -1,4 +1,4 @@
-"""The work folder of a reproduction: finished results are not computed again."""
+"""The work folder of a reproduction: results in its checkpoint stores are not computed again."""
 
 import copy
 import hashlib
@@ -6,20 +6,22 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from entrim import Callback, ProgressEvent
 from entrim.distillation.trainer import TrainingConfig, TrainingTask, train
 from entrim.errors import EntrimError, SaveError
-from experiments.storage import cache_folder, lock_file, model_fingerprint, write
+from entrim.storage.atomic import exclusive_lock
+from entrim.storage.checkpoint import CheckpointStore
+from experiments.storage import cache_folder, model_fingerprint
 
 Point = dict[str, Any]
 Report = Callable[[ProgressEvent], None]
@@ -48,7 +50,7 @@ def work_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A folder with finished points and with checkpoints of trainings."""
+    """A folder with a checkpoint store for every point and every training."""
 
     folder: Path
     report: Report = lambda _: None
@@ -63,45 +65,50 @@ class Work:
         *,
         artifact: Path | None = None,
     ) -> Point:
-        """Return the result of `measure`, from the folder if it is there for these settings.
+        """Return the result of `measure`, from the store if it was measured with these settings.
 
-        A point that cannot be read, or without the folder `artifact` that `measure` writes, is
-        measured again.
+        A damaged point, or one without the folder `artifact` that `measure` writes, is measured
+        again.
         """
-        file = self.path_of(name, settings).with_suffix(".json")
-        found = _read(file, artifact)
-        if found is not None:
-            return found
-        self.check_may_run(name)
-        with self.lock(name, file):
-            return _read(file, artifact) or self._measure(file, name, settings, measure)
 
-    def _measure(
-        self, file: Path, name: str, settings: Mapping[str, Any], measure: Callable[[], Point]
-    ) -> Point:
-        found = {**measure(), "made with": environment()}
-        content = json.dumps({"name": name, "settings": settings, "found": found}, indent=1)
-        try:
-            write(file, content.encode())
-        except OSError as error:
-            raise _write_error(file, error) from error
-        return json.loads(content)["found"]
+        def run() -> Point:
+            self.check_may_run(name)
+            return {**measure(), "made with": environment()}
+
+        identity = {"name": name, "settings": json.dumps(settings, sort_keys=True)}
+        with self._store(name, settings) as store, store.open(identity):
+            if artifact is not None and not artifact.is_dir():
+                store.put("point", run())
+            return store.get_or_compute("point", run)
+
+    @contextmanager
+    def _store(self, name: str, settings: Mapping[str, Any]) -> Iterator[CheckpointStore]:
+        """Yield the store of a result; only one process at a time has it, unless it is read."""
+        path = self.path_of(name, settings)
+        folder = path.with_name("checkpoints") / path.name
+        with ExitStack() as stack:
+            if not self.only_finished:
+                stack.enter_context(self.lock(name, path))
+            yield CheckpointStore(folder=folder, read_only=self.only_finished)
 
     @contextmanager
     def lock(self, name: str, file: Path) -> Iterator[None]:
-        """Wait until no other process is writing `file`, then keep others out."""
+        """Wait until no other process holds the lock of `file`, then hold it."""
         lock = self.folder / ".locks" / file.name
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             lock.touch()
         except OSError as error:
-            raise _write_error(lock, error) from error
+            raise SaveError(
+                f"{lock} cannot be written ({error}): free some space, or choose another --work "
+                "folder"
+            ) from error
         with ExitStack() as stack:
             try:
-                stack.enter_context(lock_file(lock, wait=False))
+                stack.enter_context(exclusive_lock(lock, wait=False))
             except BlockingIOError:
                 self.report(ProgressEvent(stage=name, name="", done=0, total=1, detail=_WAITING))
-                stack.enter_context(lock_file(lock))
+                stack.enter_context(exclusive_lock(lock))
             yield
 
     def train(
@@ -109,32 +116,28 @@ class Work:
     ) -> nn.Module:
         """Return `model` trained, in eval mode; an interrupted training is continued.
 
-        The checkpoint is named by network and configuration, so that two trainings never share
-        one. A longer training continues the longest that is its beginning.
+        With a constant learning rate, a longer training continues a shorter one.
         """
-        start = model_fingerprint(model)
 
-        def file_of(config: TrainingConfig) -> Path:
-            settings = {"network": start, "config": asdict(config), "task": task.identity}
-            return self.path_of(name, settings).with_suffix(".checkpoint")
+        def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any) -> Any:  # called only if the training is not finished
+                self.check_may_run(name)
+                return function(*args)
 
-        def loss(*args: Any) -> Tensor:  # called only where a training is not finished
-            self.check_may_run(name)
-            return task.loss(*args)
+            return run
 
-        file = file_of(config)
-        if not file.exists():
-            self.check_may_run(name)
-        fewer = (replace(config, epochs=epochs) for epochs in range(config.epochs - 1, 0, -1))
-        shorter = ((one, file_of(one)) for one in fewer if config.continues(one))
+        settings = {
+            "network": model_fingerprint(model),
+            "config": config.identity,
+            "task": task.identity,
+        }
         fast = convert_conv2d_weight_memory_format(copy.deepcopy(model), torch.channels_last)
-        with nullcontext() if self.only_finished else self.lock(name, file):
+        with self._store(name, settings) as store:
             done = train(
                 fast,
-                replace(task, loss=loss),
+                replace(task, loss=checked(task.loss), holdout=checked(task.holdout)),
                 config,
-                checkpoint=file,
-                shorter=next((run for run in shorter if run[1].exists()), None),
+                checkpoints=store,
                 stage=name,
                 report=self.report,
             )
@@ -168,19 +171,3 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _write_error(file: Path, error: OSError) -> SaveError:
-    return SaveError(
-        f"{file} cannot be written ({error}): free some space, or choose another --work folder"
-    )
-
-
-def _read(file: Path, artifact: Path | None) -> Point | None:
-    """Return a finished point; None where it is missing or incomplete."""
-    if artifact is not None and not artifact.is_dir():
-        return None
-    try:
-        return json.loads(file.read_text())["found"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None

@@ -59,7 +59,7 @@ MISUSES = {
     "entrim.search(net, x, 3)": "BadSettingError: score must be a function of the network",
     "entrim.search(net, x, len, penalty=0.5)": "BadSettingError: penalty is a float: pass entrim.",
     "entrim.search(net, x, len, layers='0')": "BadSettingError: search does not take layers",
-    "entrim.search(net, x, len, cost_range=0.5)": "BadSettingError: cost_range is 0.5",
+    "entrim.search(net, x, len, cost_range=0.5)": "BadSettingError: cost_range must be (low, high)",
 }
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from entrim import ProgressEvent
 from entrim.errors import CommandError, SaveError
+from entrim.storage.atomic import write
 from experiments.paper.pruning import METHODS
 from experiments.paper.records import NO_RECORD, PreviousRecord
 from experiments.paper.reproduce import EXPERIMENTS, Options
 from experiments.paper.robustness import ROBUSTNESS
 from experiments.paper.studies import STUDIES
-from experiments.storage import write
 from experiments.work import Work, work_folder
 
 _EXAMPLES = """\

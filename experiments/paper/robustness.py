@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim.errors import DataError
+from entrim.storage.checkpoint import fingerprint
 from experiments import models
 from experiments.datasets import Dataset
 from experiments.errors import MissingPackageError
@@ -31,7 +32,7 @@ from experiments.paper.report import Line, Report
 from experiments.paper.reproduce import Options, images_per_epoch, quick_notes
 from experiments.paper.rows import Row
 from experiments.paper.timing import describe_duration, measure_seconds_per_image
-from experiments.storage import fingerprint, model_fingerprint
+from experiments.storage import model_fingerprint
 from experiments.work import NotFinishedError, Work
 
 IMAGES = 1000

@@ -189,7 +189,8 @@ class Pruner:
         )
         self.seed = _check_seed(seed)
         self.progress = Progress.of(callbacks)
-        self.checkpoints = _store(checkpoint_dir)
+        self.checkpoints = CheckpointStore.at(checkpoint_dir)
+        self.checkpoints.types = {kind.__name__: kind for kind in TYPES}
         folder = calibration.scratch_dir
         self.scratch = Scratch(None if folder is None else Path(folder), calibration.scratch_limit)
         self.images = read_images(
@@ -847,16 +848,6 @@ def _group_statistics(statistics: LayerStatistics, group: Group) -> GroupStatist
 def _ranked_keys(name: str) -> tuple[str, str]:
     """Return the checkpoint keys of a group's removal order and of its divergences."""
     return f"ranking of {name}", f"divergence of {name}"
-
-
-def _store(folder: str | os.PathLike[str] | CheckpointStore | None) -> CheckpointStore:
-    store = (
-        folder
-        if isinstance(folder, CheckpointStore)
-        else CheckpointStore(folder=None if folder is None else Path(folder))
-    )
-    store.types = {kind.__name__: kind for kind in TYPES}
-    return store
 
 
 def _check_type(name: str, value: Any, expected_type: type) -> Any:

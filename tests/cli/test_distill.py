@@ -135,17 +135,17 @@ def test_interrupted_distillation_continues_bit_by_bit(
     monkeypatch.setattr(distill_command, "ProgressDisplay", make_stopping_display(7, seen))
     assert main(words) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "entrim: interrupted: the state of the training is kept in halted, and the same command "
-        "continues from there"
+        "entrim: interrupted: finished epochs are kept in halted, and the same command continues "
+        "from there"
     )
-    assert (workshop / "halted" / CHECKPOINT).is_file()
+    assert (workshop / "halted" / CHECKPOINT).is_dir()
     assert not (workshop / "halted" / "entrim.json").exists()
     assert main(["sparsify", "nets.py:small", "--images", "x.npy", "--out", "halted"]) == 1
     assert "halted contains an unfinished run: repeat its command" in capsys.readouterr().err
     seen.clear()
     monkeypatch.setattr(distill_command, "ProgressDisplay", make_stopping_display(-1, seen))
     assert main(words) == 0
-    assert seen == [8, 9, 10, 11, 12]
+    assert seen == [7, 8, 9, 10, 11, 12]
     assert not (workshop / "halted" / CHECKPOINT).exists()
     expected, halted = tensors(workshop / "undisturbed"), tensors(workshop / "halted")
     assert all(torch.equal(tensor, halted[name]) for name, tensor in expected.items())
@@ -180,18 +180,19 @@ def test_other_options_do_not_continue_a_run(
     monkeypatch.chdir(workshop)
     words = ["distill", "pruned", *FEW, "--out", "others"]
     with monkeypatch.context() as patch:
-        patch.setattr(distill_command, "ProgressDisplay", make_stopping_display(3, []))
+        patch.setattr(distill_command, "ProgressDisplay", make_stopping_display(7, []))
         assert main(words) == 1
-    before = (workshop / "others" / CHECKPOINT).read_bytes()
+    folder = workshop / "others" / CHECKPOINT
+    before = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
     other = [*words, "--learning-rate", "0.1"]
     assert main(other) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "others/.entrim.checkpoint belongs to another run (settings differ): repeat the" in last
     assert last.endswith("name another folder with --out, or pass --force to discard it")
-    assert (workshop / "others" / CHECKPOINT).read_bytes() == before
+    assert {entry.name: entry.read_bytes() for entry in folder.iterdir()} == before
     assert main([*other, "--force"]) == 0
     assert read(workshop / "others").record.distilled is not None
-    assert not (workshop / "others" / CHECKPOINT).exists()
+    assert not folder.exists()
 
 
 def test_distillation_stopped_before_its_first_step_keeps_nothing(

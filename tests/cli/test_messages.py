@@ -105,11 +105,11 @@ def test_exhaustive_selection_names_the_selector_option(command: Command, worksh
         (("--metric", "nets.py:more", "--exclude", "*"), "widen --include or --exclude"),
         (
             ("--metric", "nets.py:more", "--early-stop", "0.5"),
-            "--early-stop is 0.5: hand over a factor",
+            "--early-stop must be at least 1",
         ),
         (
             ("--metric", "nets.py:more", "--early-stop", "0.5"),
-            "from 1, or --no-early-stop to score all",
+            "1, or --no-early-stop to score all",
         ),
         (
             ("--metric", "nets.py:more", "--cost-range", "0%,0.1%", "--out", "narrow"),

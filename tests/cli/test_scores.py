@@ -111,7 +111,7 @@ def test_failing_metric_loses_no_work(command: Command, workshop: Path) -> None:
     assert "resume: " in again.err
     words = ("distill", "failing", "--epochs", "1", "--out", "failing-better")
     assert command(*words, "--metric", "nets.py:broken").code == 1
-    assert (workshop / "failing-better" / CHECKPOINT).is_file()
+    assert (workshop / "failing-better" / CHECKPOINT).is_dir()
     assert command(*words).code == 0
 
 

@@ -15,10 +15,10 @@ import entrim
 from entrim.calibration.data import read_images
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task
-from entrim.errors import BadImagesError, BadSettingError, CheckpointError, DivergedWarning
+from entrim.errors import BadImagesError, BadSettingError, DivergedWarning, OtherRunError
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
-from tests.callbacks import Recorder
+from tests.callbacks import Recorder, StopAt, StopError
 from tests.pipeline.networks import chain, images
 
 X = images(200, 3, 8, 8)
@@ -161,15 +161,14 @@ def test_the_images_of_a_pruner_are_used(pruned: entrim.SparsifyResult) -> None:
         )
 
 
-def test_a_run_continues_from_its_checkpoint_and_refuses_other_images(
+def test_an_interrupted_call_continues_and_refuses_other_images(
     pruned: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
-    file = tmp_path / "run"
-    first = entrim.distill(pruned, X, SHORT, checkpoint=file)
-    recorder = Recorder()
-    again = entrim.distill(pruned, X, SHORT, checkpoint=file, callbacks=[recorder])
-    assert not recorder.events
-    assert values(again.model) == values(first.model)
+    folder, recorder = tmp_path / "checkpoints", Recorder()
+    with pytest.raises(StopError):
+        entrim.distill(
+            pruned, X, SHORT, checkpoint_dir=folder, callbacks=[StopAt(lambda e: e.done == 5)]
+        )
     changes: list[dict[str, Any]] = [
         {"images": X + 1},
         {"distillation": replace(SHORT, temperature=1.0)},
@@ -177,8 +176,12 @@ def test_a_run_continues_from_its_checkpoint_and_refuses_other_images(
     ]
     for change in changes:
         arguments = {"images": X, "distillation": SHORT, **change}
-        with pytest.raises(CheckpointError, match="images or aims differ"):
-            entrim.distill(pruned, checkpoint=file, **arguments)
+        with pytest.raises(OtherRunError, match="images or targets differ"):
+            entrim.distill(pruned, checkpoint_dir=folder, **arguments)
+    resumed = entrim.distill(pruned, X, SHORT, checkpoint_dir=folder, callbacks=[recorder])
+    assert [event.done for event in recorder.events] == [5, 6, 7, 8]  # of two epochs
+    assert values(resumed.model) == values(entrim.distill(pruned, X, SHORT).model)
+    assert not folder.exists()
 
 
 def test_every_batch_is_reported_between_begin_and_end(pruned: entrim.SparsifyResult) -> None:
@@ -290,7 +293,9 @@ def test_a_flip_mirrors_some_images_in_all_arguments() -> None:
 
 
 def test_a_shift_of_more_than_half_of_the_image_is_refused() -> None:
-    with pytest.raises(BadSettingError, match=r"shift is 0\.9: it is a part of the image"):
+    with pytest.raises(
+        BadSettingError, match=r"shift must be a fraction of the image from 0 to 0\.5, got 0\.9"
+    ):
         Augmentation(shift=0.9)
 
 
@@ -322,7 +327,7 @@ def test_invalid_options_are_refused(options: dict[str, Any], sentence: str) -> 
 @pytest.mark.parametrize(
     ("given", "holdout", "sentence"),
     [
-        (X[:12], 0.1, "12 images leave 1 to hold out and 11 to learn from"),
+        (X[:12], 0.1, "12 images leave 1 to hold out and 11 to train on"),
         (X[:4], 0.9, "for at least 2 of each"),
         ([], 0.1, "there are no images"),
     ],

@@ -80,7 +80,7 @@ def test_a_run_that_diverges_returns_the_best_state_and_a_remedy() -> None:
 
 
 def test_a_loss_that_is_nan_from_the_start_is_refused() -> None:
-    with pytest.raises(BadSettingError, match="before anything is trained: check that both"):
+    with pytest.raises(BadSettingError, match="before the training: check that both"):
         train(network(), scripted([math.nan]), CONFIG)
 
 
@@ -99,20 +99,17 @@ def test_events_contain_epoch_loss_and_remaining_time() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"epochs": 0}, "epochs is 0: "),
-        ({"batch": 0}, "batch is 0: "),
-        ({"patience": 0}, "patience is 0: "),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0: it must be positive"),
-        ({"learning_rate": math.nan}, "learning_rate is nan: it must be positive"),
-        ({"weight_decay": -1.0}, "weight_decay is -1.0: "),
-        ({"optimizer": "lion"}, "optimizer is 'lion': choose one of 'adam', 'sgd'"),
-        ({"step_size": 0}, "step_size is 0: "),
-        ({"return_state": "first"}, "return_state is 'first': choose one of 'best', 'last'"),
-        (
-            {"schedule": "saw"},
-            "schedule is 'saw': choose one of 'constant', 'cosine', 'steps', 'one cycle'",
-        ),
-        ({"mode": "test"}, "mode is 'test': choose one of 'train', 'eval'"),
+        ({"epochs": 0}, "epochs must be a positive integer, got 0"),
+        ({"batch": 0}, "batch must be a positive integer, got 0"),
+        ({"patience": 0}, "patience must be a positive integer, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be positive, got nan"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+        ({"optimizer": "lion"}, "optimizer must be one of 'adam', 'sgd', 'momentum', got 'lion'"),
+        ({"step_size": 0}, "step_size must be a positive integer, got 0"),
+        ({"return_state": "first"}, "return_state must be one of 'best', 'last', got 'first'"),
+        ({"schedule": "saw"}, "schedule must be one of 'constant', 'cosine', 'steps', 'one cycle'"),
+        ({"mode": "test"}, "mode must be one of 'train', 'eval', got 'test'"),
     ],
 )
 def test_invalid_configurations_are_refused(options: dict[str, Any], sentence: str) -> None:

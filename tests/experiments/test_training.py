@@ -43,18 +43,20 @@ def digits(count: int, wrong: int) -> Dataset:
 
 
 def test_lenet_is_trained_and_fine_tuned_as_published() -> None:
-    rates = [lenet_training().rate(epoch, epoch / 20) for epoch in range(20)]
-    assert rates == [1e-3] * 7 + [5e-4] * 7 + [2.5e-4] * 6
-    rates = [lenet_fine_tuning().rate(epoch, epoch / 10) for epoch in range(10)]
-    assert rates == [1e-4] * 4 + [5e-5] * 4 + [2.5e-5] * 2
+    factors = [lenet_training().factor(epoch, 1) for epoch in range(20)]
+    assert factors == [1] * 7 + [0.5] * 7 + [0.25] * 6
+    factors = [lenet_fine_tuning().factor(epoch, 1) for epoch in range(10)]
+    assert factors == [1] * 4 + [0.5] * 4 + [0.25] * 2
+    assert (lenet_training().learning_rate, lenet_fine_tuning().learning_rate) == (1e-3, 1e-4)
 
 
 def test_the_cifar_networks_follow_a_cosine_from_a_tenth_to_nothing() -> None:
     config = cifar_training()
     assert (config.epochs, config.weight_decay) == (200, 5e-4)
-    rates = [config.rate(epoch, epoch / 200) for epoch in (0, 100, 200)]
+    rates = [config.learning_rate * config.factor(epoch, 1) for epoch in (0, 100, 200)]
     assert rates == pytest.approx([0.1, 0.05, 0.0])
-    assert {cifar_fine_tuning(50).rate(epoch, epoch / 50) for epoch in range(50)} == {1e-3}
+    assert {cifar_fine_tuning(50).factor(epoch, 1) for epoch in range(50)} == {1}
+    assert cifar_fine_tuning(50).learning_rate == 1e-3
 
 
 def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
@@ -62,8 +64,9 @@ def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
     assert sides == tuple(sorted(sides))
     assert sides[-1] == 32
     for config in configs:
-        rates = [config.rate(0, done) / config.learning_rate for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
-        assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
+        steps = [round(done * 10 * config.epochs) for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
+        factors = [config.factor(step, 10) for step in steps]
+        assert factors == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
 def test_training_images_are_shrunk_to_means_and_validation_images_are_not() -> None:

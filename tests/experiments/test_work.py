@@ -1,5 +1,9 @@
 """The folder of a reproduction: read twice, written once, by one process at a time."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +15,16 @@ from torch import nn
 
 from entrim import ProgressEvent
 from entrim.errors import SaveError
+from entrim.storage.atomic import exclusive_lock
 from experiments.datasets import FetchEvent
 from experiments.models import lenet
 from experiments.paper.pruning import prune_row, sparsify_options
 from experiments.paper.rows import rows_of
 from experiments.paper.timing import measure_speedup
-from experiments.storage import lock_file
 from experiments.work import NotFinishedError, Work
 from tests.experiments.toys import pictures, toy
+
+ROOT = Path(__file__).parents[2]
 
 
 def _state(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -41,7 +47,7 @@ def test_an_unfinished_training_is_refused_before_anything_is_computed(tmp_path:
     config = trained.fine_tuning(2, 0)
 
     def stop(step: ProgressEvent) -> None:
-        if step.done == 3:
+        if step.name == "epoch 2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -53,16 +59,47 @@ def test_an_unfinished_training_is_refused_before_anything_is_computed(tmp_path:
     assert _state(tmp_path) == before
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
-def test_a_damaged_point_is_measured_again(tmp_path: Path, content: str) -> None:
+def test_a_damaged_point_is_measured_again(tmp_path: Path) -> None:
     work = Work(tmp_path)
     work.point("point", {}, lambda: {"value": 1})
-    (file,) = tmp_path.glob("*.json")
-    file.write_text(content)
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(NotFinishedError):
         replace(work, only_finished=True).point("point", {}, lambda: {"value": 2})
     assert work.point("point", {}, lambda: {"value": 2})["value"] == 2
     assert work.point("point", {}, lambda: {"value": 3})["value"] == 2
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from experiments.work import Work
+from tests.experiments.toys import toy
+
+def stop(step):
+    if step.name == "epoch 2":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+work = Work(Path(sys.argv[1]), stop)
+work.point("point", {}, lambda: {"value": 1})
+trained = toy(work)
+work.train("toy", trained.model, trained.task(), trained.fine_tuning(2, 0))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills by signal")
+def test_a_killed_experiment_continues_with_the_same_result(tmp_path: Path) -> None:
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    command, env = [sys.executable, "-c", CHILD, str(tmp_path)], {**os.environ, "PYTHONPATH": path}
+    assert subprocess.run(command, env=env, check=False).returncode == -signal.SIGKILL
+    steps: list[ProgressEvent] = []
+    work, trained = Work(tmp_path, steps.append), toy(Work(tmp_path))
+    arguments = ("toy", trained.model, trained.task(), trained.fine_tuning(2, 0))
+    found = work.point("point", {}, lambda: pytest.fail("the point was measured again"))
+    assert found["value"] == 1
+    resumed, expected = work.train(*arguments), Work(tmp_path / "other").train(*arguments)
+    assert {step.name for step in steps} == {"epoch 2"}
+    assert all(map(torch.equal, resumed.state_dict().values(), expected.state_dict().values()))
 
 
 def test_a_cut_whose_network_is_gone_is_made_again(tmp_path: Path) -> None:
@@ -118,7 +155,7 @@ def test_a_training_is_taken_up_by_one_process_at_a_time(tmp_path: Path) -> None
 
     def try_lock(_: ProgressEvent) -> None:
         (lock,) = (tmp_path / ".locks").iterdir()
-        with pytest.raises(BlockingIOError), lock_file(lock, wait=False):
+        with pytest.raises(BlockingIOError), exclusive_lock(lock, wait=False):
             pass
         held.append(True)
 

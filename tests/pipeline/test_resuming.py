@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +14,9 @@ import entrim
 from entrim import pipeline
 from entrim.allocation.sensitivity import SensitivityAnalyzer
 from entrim.calibration import collect
-from entrim.errors import BudgetError, CheckpointError, OtherRunError, SaveError
+from entrim.errors import BudgetError, OtherRunError
 from entrim.reconstruction import layer, sequential
 from entrim.selection import elimination
-from entrim.storage.checkpoint import CheckpointStore
 from tests.callbacks import Recorder, StopAt, StopError
 
 INDEPENDENT = entrim.Reconstruction(order="independent")
@@ -216,32 +214,6 @@ def test_random_positions_do_not_depend_on_the_number_of_passes() -> None:
     assert passes.record.groups != run(**options, seed=2).record.groups
 
 
-@pytest.mark.parametrize("damage_name", ["flip", "cut", "empty", "swap"])
-def test_a_damaged_unit_is_computed_again(tmp_path: Path, damage_name: str) -> None:
-    folder, options = tmp_path / "checkpoints", RUNS["budget"]
-    expected = run(**options)
-    units = stop_run(folder, "reconstruct", 1, **options)
-    assert len(units) == 5
-    contents = [unit.read_bytes() for unit in units]
-    for unit, content, following in zip(units, contents, [*contents[1:], b""], strict=True):
-        flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-        damaged = {"flip": flipped, "cut": content[:-5], "empty": b"", "swap": following}
-        unit.write_bytes(damaged[damage_name])
-    recorder = Recorder()
-    assert_same(run(folder, recorder, **options), expected)
-    assert not any(
-        "restored" in event.detail for event in recorder.events if event.stage != "resume"
-    )
-
-
-def test_without_its_description_a_run_is_still_recognized_by_its_units(tmp_path: Path) -> None:
-    folder, options = tmp_path / "checkpoints", RUNS["widths"]
-    stop_run(folder, "select", 2, **options)
-    (folder / "run.json").write_text("{")
-    other = {**options, "seed": 2}
-    assert_same(run(folder, **other), run(**other))
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
@@ -376,31 +348,3 @@ def test_a_refused_run_and_a_run_without_finished_units_leave_no_folder(tmp_path
     assert not folder.exists()
     assert not stop_run(folder, "collect", 1, **RUNS["penalty"])
     assert not folder.exists()
-
-
-def test_a_folder_with_other_files_is_refused_and_not_modified(tmp_path: Path) -> None:
-    (tmp_path / "holiday.txt").write_text("sun")
-    for place in (tmp_path, tmp_path / "holiday.txt"):
-        with pytest.raises(CheckpointError, match="choose a folder that does not exist yet"):
-            run(place)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["holiday.txt"]
-
-
-def test_a_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
-    store = CheckpointStore(folder=tmp_path / "checkpoints")
-    with store.open({"who": "me"}), pytest.raises(CheckpointError, match="another process"):
-        run(tmp_path / "checkpoints")
-
-
-def test_a_folder_that_cannot_be_written_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = Mock(side_effect=OSError(28, "No space left on device"))
-    folder, options, expected = tmp_path / "checkpoints", RUNS["widths"], run(**RUNS["widths"])
-    units = stop_run(folder, "select", 1, **options)
-    with monkeypatch.context() as patch:
-        patch.setattr("entrim.storage.checkpoint.atomic.write", full)
-        with pytest.raises(SaveError, match=r"No space left.*make room"):
-            run(folder, **options)
-    assert units_in(folder) == units
-    assert_same(run(folder, **options), expected)

@@ -284,7 +284,7 @@ def test_report_is_written_to_the_folder_or_a_given_file(eps: Path, tmp_path: Pa
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="hand over a folder of save"):
+    with pytest.raises(LoadError, match="pass a folder of save"):
         read(tmp_path)
     model, plan = network(), entrim.Plan({"first": [0, 3]})
     entrim.save(entrim.apply_plan(model, plan, torch.randn(3, 12)), plan, tmp_path / "bare")

@@ -2,16 +2,18 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from entrim.errors import BadSettingError, CheckpointError, OtherRunError
+from entrim.errors import BadSettingError, CheckpointError, OtherRunError, SaveError
 from entrim.storage.checkpoint import CheckpointStore
 
 ME = {"who": "me"}
@@ -66,6 +68,7 @@ UNITS: dict[str, Any] = {
     "an empty list": [],
     "a tuple": (1, (2, 3)),
     "a dict": {"x": None, "tensor": [1], "type": (1,), "fields": {}, "dict": {"tuple": [2]}},
+    "a dict with integer keys": {0: {"step": torch.tensor(3.0)}, 1: {}},
     "a tensor": torch.randn(3, 4).T,
     "tensors": {"a": torch.tensor([1, 2]), "b": torch.tensor(True), "c": torch.zeros(0, 3)},
     "a dataclass": Outer(
@@ -99,7 +102,7 @@ def test_a_unit_is_one_file_with_plain_values_beside_its_tensors(tmp_path: Path)
     assert re.fullmatch(r"[0-9a-f]{32}\.safetensors", file.name)
     with safe_open(file, "pt") as stored:
         values = json.loads(stored.metadata()["values"])
-        assert values == {"dict": {"x": 0.5, "y": {"tensor": "0"}}}
+        assert values == {"dict": [["x", 0.5], ["y", {"tensor": "0"}]]}
         assert torch.equal(stored.get_tensor("0"), torch.arange(3))
 
 
@@ -119,6 +122,19 @@ def test_a_unit_under_another_key_or_of_another_run_is_not_returned(tmp_path: Pa
     with (store := store_in(folder)).open({"who": "you"}):
         assert store.get("one") is None
         assert store.get("two") is None
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:-3] + bytes([b[-3] ^ 1]) + b[-2:], lambda b: b[:-5], lambda _: b""]
+)
+def test_a_damaged_unit_is_computed_again(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    folder = tmp_path / "checkpoints"
+    with (store := store_in(folder)).open(ME):
+        store.put("unit", torch.ones(3))
+        (file,) = folder.glob("*.safetensors")
+        file.write_bytes(spoil(file.read_bytes()))
+        assert store.get_or_compute("unit", lambda: 1) == 1
+        assert store.get("unit") == 1
 
 
 def test_a_unit_with_a_type_that_is_not_registered_is_computed_again(tmp_path: Path) -> None:
@@ -166,6 +182,43 @@ def test_a_refused_run_leaves_no_folder_but_an_interrupted_one_does(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         fail(tmp_path / "interrupted", KeyboardInterrupt())
     assert [entry.name for entry in tmp_path.iterdir()] == ["interrupted"]
+
+
+def test_a_read_only_store_writes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    with (store := CheckpointStore(folder=folder, read_only=True)).open(ME):
+        assert store.get_or_compute("unit", lambda: 1) == 1
+    assert not folder.exists()
+    with (store := store_in(folder)).open(ME):
+        store.put("unit", 2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with (store := CheckpointStore(folder=folder, read_only=True)).open(ME) as finished:
+        assert (finished, store.get("unit"), store.get("other")) == (1, 2, None)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_folder_with_other_files_is_refused_and_not_modified(tmp_path: Path) -> None:
+    (tmp_path / "holiday.txt").write_text("sun")
+    for place in (tmp_path, tmp_path / "holiday.txt"):
+        with (
+            pytest.raises(CheckpointError, match="choose a folder that does not exist yet"),
+            CheckpointStore.at(place).open(ME),
+        ):
+            pytest.fail("the folder was opened")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["holiday.txt"]
+
+
+def test_a_full_disk_is_reported_and_finished_units_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    with (store := store_in(folder)).open(ME):
+        store.put("one", 1)
+        monkeypatch.setattr("entrim.storage.checkpoint.atomic.write", full)
+        with pytest.raises(SaveError, match=r"No space left.*make room"):
+            store.put("two", 2)
+        assert (store.get("one"), store.get("two")) == (1, None)
 
 
 def test_a_folder_is_used_by_one_store_at_a_time(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_kill_at_a_random_time_leaves_the_old_or_the_new_network(
         started, done = progress
         interrupted += started > done
         if done == 0 and first and not (place / "entrim.json").exists():
-            with pytest.raises(LoadError, match=r"holds no complete save|is not there"):
+            with pytest.raises(LoadError, match=r"contains no complete network|does not exist"):
                 load(big(), place)
         else:
             progress[1] = loaded_value(place)
@@ -187,7 +187,7 @@ def test_a_save_that_fails_leaves_the_old_network(
     child.join()
     message = receiver.recv()
     assert reason in message
-    assert "a save that was there before is intact" in message
+    assert "a network that was saved there before is intact" in message
     assert sorted(folder.iterdir()) == before
     assert loaded_value(folder) == 1
 

@@ -52,18 +52,18 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any], seal: bool = Fal
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (flip, "was changed, its checksum is another"),
+        (flip, "was modified, its checksum differs"),
         (lambda f: shorten(weights_file(f)), r"has \d+ of \d+ bytes"),
         (lambda f: weights_file(f).unlink(), r"weights-.* is missing"),
-        (lambda f: shorten(f / "entrim.json"), "was cut short or changed"),
-        (lambda f: (f / "entrim.json").unlink(), "holds no complete save"),
+        (lambda f: shorten(f / "entrim.json"), "is truncated or modified"),
+        (lambda f: (f / "entrim.json").unlink(), "contains no complete network"),
         (lambda f: (f / "entrim.json").write_text("[]"), "was not written by entrim"),
         (lambda f: (f / "entrim.json").write_bytes(b"\xff"), "cannot be read"),
         (lambda f: edit(f, lambda m: m.update(format=2)), "format 2, this .* up to 1: update"),
-        (lambda f: edit(f, lambda m: m["plan"]["kept"].update(a=[0])), "entrim.json was changed"),
-        (lambda f: edit(f, lambda m: m.pop("small"), seal=True), "not as entrim writes it"),
-        (lambda f: edit(f, lambda m: m.pop("weights"), seal=True), "not as entrim writes it"),
-        (lambda f: edit(f, lambda m: m["plan"].update(kept=3), seal=True), "not as entrim writes"),
+        (lambda f: edit(f, lambda m: m["plan"]["kept"].update(a=[0])), "entrim.json was modified"),
+        (lambda f: edit(f, lambda m: m.pop("small"), seal=True), "is damaged"),
+        (lambda f: edit(f, lambda m: m.pop("weights"), seal=True), "is damaged"),
+        (lambda f: edit(f, lambda m: m["plan"].update(kept=3), seal=True), "is damaged"),
         (lambda f: edit(f, lambda m: m["small"]["counts"].update(forward=3), seal=True), "forward"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_damaged_or_newer_save_is_refused(
 
 
 def test_a_file_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="is not there"):
+    with pytest.raises(LoadError, match="does not exist"):
         load(Small(), tmp_path / "nowhere")
     (tmp_path / "file").write_text("text")
     with pytest.raises(LoadError, match="is not a folder"):
@@ -109,11 +109,11 @@ def shorter() -> nn.Module:
     ("build", "message"),
     [
         (Wider, "a Small was saved, not a Wider"),
-        (wider, r"a.weight is float32\[9, 3, 3, 3\] here and float32\[8, 3, 3, 3\] in the save"),
+        (wider, r"a.weight is float32\[9, 3, 3, 3\], but float32\[8, 3, 3, 3\] was saved"),
         (longer, "only this network has more.bias"),
         (shorter, "only the saved network has fc.bias"),
-        (lambda: Small().half(), r"a.weight is float16.* here and float32"),
-        (small_one, r"a.weight is float32\[3.* here .* at its full width"),
+        (lambda: Small().half(), r"a.weight is float16.*, but float32"),
+        (small_one, r"a.weight is float32\[3.*, but .* at its full width"),
     ],
 )
 def test_another_network_is_refused_with_the_difference(
@@ -128,11 +128,11 @@ def test_save_refuses_networks_that_load_could_not_restore(tmp_path: Path) -> No
         save(Small(), PLAN, tmp_path)
     with pytest.raises(SaveError, match="Sequential was not pruned by entrim"):
         save(nn.Sequential(small_one()), PLAN, tmp_path)
-    with pytest.raises(SaveError, match="a was not cut by this plan"):
+    with pytest.raises(SaveError, match="a was not pruned by this plan"):
         save(small_one(), Plan({"a": [0, 3, 5], "c": [1, 5]}), tmp_path)
     changed = small_one()
     changed.register_buffer("later", torch.ones(1))
-    with pytest.raises(SaveError, match="later came or went after the cut"):
+    with pytest.raises(SaveError, match="later was added or removed after pruning"):
         save(changed, PLAN, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -140,7 +140,7 @@ def test_save_refuses_networks_that_load_could_not_restore(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["thesis.tex", "entrim.json"])
 def test_save_does_not_modify_a_folder_with_other_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("years of work")
-    with pytest.raises(SaveError, match=r"holds something else .* choose another folder"):
+    with pytest.raises(SaveError, match=r"contains other files .* choose another folder"):
         save(small_one(), PLAN, tmp_path)
     with pytest.raises(SaveError, match="is not a folder"):
         save(small_one(), PLAN, tmp_path / name)

@@ -28,15 +28,17 @@ from entrim.cli.run_dir import (
 from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import Distillation
 from entrim.distillation.distill import distill
-from entrim.errors import CheckpointError, CommandError
+from entrim.errors import CommandError, OtherRunError
 from entrim.results import SparsifyResult
+from entrim.storage.checkpoint import CheckpointStore
 from entrim.storage.model_folder import CHECKPOINT
 
 _DESCRIPTION = """\
 Train a saved run for a short time to reproduce the outputs of its original, and write the trained
 network, its record and an HTML report. Network and images that are not given are taken from
 DIR/command.json; relative paths in it start at the current folder. The code of MODEL is executed,
-also if that file names it. An interrupted run continues when the command is repeated."""
+also if that file names it. An interrupted run continues after its last finished epoch when the
+command is repeated."""
 _EXAMPLES = """\
 examples:
   entrim distill small --out better            with the network and images of small
@@ -103,19 +105,20 @@ def run(args: Namespace) -> int:
     place, given_args, distillation = Path(args.out), copy(args), distillation_of(args)
     _fill_in(args)
     check_unused(given_args, args.images, args.test_images)
+    checkpoints = CheckpointStore(folder=place / CHECKPOINT, discard=args.force)
     check = partial(check_contents, args=args, force=args.force, mine=CHECKPOINT)
     with (
-        explain_interruption(place, CHECKPOINT, "the state of the training is"),
+        explain_interruption(place, CHECKPOINT, "finished epochs are"),
         reserve(place, check),
     ):
         print_reading(args.model, args.images)
         model = read_model(args.model, args.weights)
         pruned = SparsifyResult.load(model, args.folder)
         images, metric = read_images(args, model), optional_metric(args, model)
-        better = add_scores(_distill(args, pruned, images, distillation, place), metric)
+        better = add_scores(_distill(args, pruned, images, distillation, checkpoints), metric)
         better.save(place)
         page = write_report(place, args, source=Path(args.folder))
-        (place / CHECKPOINT).unlink(missing_ok=True)
+        checkpoints.remove()
     if args.json:
         print_json(_as_dict(better, place, page))
     else:
@@ -129,31 +132,25 @@ def _distill(
     pruned: SparsifyResult,
     images: Tensor,
     distillation: Distillation,
-    place: Path,
+    checkpoints: CheckpointStore,
 ) -> SparsifyResult:
-    """Train, continuing from the checkpoint in `place`; `--force` discards that of another run."""
-    file = place / CHECKPOINT
-    with ProgressDisplay() as progress:
-        train = partial(
-            distill,
-            pruned,
-            images,
-            distillation,
-            teacher=_teacher(args),
-            checkpoint=file,
-            callbacks=[progress],
-        )
-        try:
-            return train()
-        except CheckpointError as error:
-            if not args.force:
-                why = str(error).rpartition(": ")[0]
-                raise CommandError(
-                    f"{why}: repeat the command of that run, name another folder with --out, "
-                    "or pass --force to discard it"
-                ) from error
-        file.unlink()
-        return train()
+    """Train, continuing after the last finished epoch of an interrupted run."""
+    try:
+        with ProgressDisplay() as progress:
+            return distill(
+                pruned,
+                images,
+                distillation,
+                teacher=_teacher(args),
+                checkpoint_dir=checkpoints,
+                callbacks=[progress],
+            )
+    except OtherRunError as error:
+        why = str(error).rpartition(": ")[0]  # the remedy is one of Python
+        raise CommandError(
+            f"{why}: repeat the command of that run, name another folder with --out, or pass "
+            "--force to discard it"
+        ) from error
 
 
 def distillation_of(args: Namespace) -> Distillation:

@@ -1,4 +1,4 @@
-"""Images seen a little differently each time, drawn from a generator."""
+"""Random augmentation of images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augmentation:
-    """Shifts, filled up by reflection, and flips of left and right.
+    """Random shifts with reflection padding, and horizontal flips.
 
-    A shift leaves nearly every image what it was. A flip does not: a mirrored digit is no digit.
+    Shifts preserve the class of nearly every image. Flips may not: a mirrored digit is not a digit.
     """
 
     shift: float = 0.0
-    """The largest, as a part of the height and of the width."""
+    """The largest shift, as a fraction of height and width."""
     flip: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.shift <= 0.5:
             raise BadSettingError(
-                f"shift is {self.shift}: it is a part of the image, from 0 to 0.5 (0 for none)"
+                f"shift must be a fraction of the image from 0 to 0.5, got {self.shift}"
             )
 
     def changes(self, batch: Batch) -> bool:
-        """Whether anything in `batch` can look different."""
+        """Return whether the augmentation can change anything in `batch`."""
         return any(
             self.flip or any(self._most(tensor)) for tensor in _values(batch) if _is_image(tensor)
         )
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """Return `batch` with every image changed in its own way, alike in all its arguments."""
+        """Return `batch` with every image augmented, in the same way in all arguments."""
         if not self.changes(batch):
             return batch
         count = next(len(tensor) for tensor in _values(batch) if _is_image(tensor))
@@ -55,7 +55,7 @@ class Augmentation:
         }
 
     def _most(self, images: Tensor) -> list[int]:
-        """Return the largest shift down and to the right, in pixels."""
+        """Return the largest vertical and horizontal shift, in pixels."""
         return [round(self.shift * side) for side in images.shape[2:]]
 
     def _shift(self, images: Tensor, share: Tensor, flipped: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from entrim.graph.eager import neutral_context, unwrap
 from entrim.pipeline import Pruner
 from entrim.records import Distilled
 from entrim.results import SparsifyResult, now
+from entrim.storage.checkpoint import CheckpointStore
 from entrim.surgery.plan import Plan
 from entrim.surgery.structure import values_of
 
@@ -32,7 +32,7 @@ def distill(
     distillation: Distillation = Distillation(),  # noqa: B008
     *,
     teacher: nn.Module | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | CheckpointStore | None = None,
     callbacks: Sequence[Callback] | None = None,
 ) -> SparsifyResult:
     """Return the pruned network, trained to reproduce the outputs of the original.
@@ -55,9 +55,10 @@ def distill(
         How to train.
     teacher : nn.Module, optional
         The network to learn from; by default `result.original`.
-    checkpoint : path, optional
-        A file. An interrupted run continues from it, with the same result on the same machine and
-        number of threads.
+    checkpoint_dir : path, optional
+        A folder for the state after every epoch. If the call is interrupted, repeat it to continue
+        after the last finished epoch, with the same result on the same machine and number of
+        threads. The folder is removed when the call returns.
     callbacks : list of Callback, optional
         Receive the progress.
 
@@ -107,15 +108,13 @@ def distill(
         distillation.temperature,
         distillation.seed,
     )
+    store = CheckpointStore.at(checkpoint_dir)
     with progress.stage("distill"):
         trained = train(
-            result.model,
-            task,
-            config,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            stage="distill",
-            report=progress.report,
+            result.model, task, config, checkpoints=store, stage="distill", report=progress.report
         )
+    if store is not checkpoint_dir:
+        store.remove()
     return _result(result, trained, task.count, held, asdict(distillation))
 
 
@@ -123,17 +122,17 @@ def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:
     found = result.original if teacher is None else teacher
     if not isinstance(found, nn.Module):
         raise BadSettingError(
-            f"the teacher is a {type(found).__name__}: pass teacher=, the network before the cut"
+            f"the teacher is a {type(found).__name__}: pass teacher=, the network before pruning"
         )
     return unwrap(found)
 
 
 def _holdout_size(count: int, share: float) -> int:
-    """Return how many images are held out."""
+    """Return the number of hold-out images."""
     held = round(share * count)
     if not 2 <= held <= count - 2:
         raise BadImagesError(
-            f"{count} images leave {held} to hold out and {count - held} to learn from: pass more "
+            f"{count} images leave {held} to hold out and {count - held} to train on: pass more "
             "images or another holdout, for at least 2 of each"
         )
     return held
@@ -142,7 +141,7 @@ def _holdout_size(count: int, share: float) -> int:
 def _result(
     result: SparsifyResult, trained: TrainingResult, count: int, held: int, settings: dict[str, Any]
 ) -> SparsifyResult:
-    """Return the trained network with a plan that makes it, and what was done in the record."""
+    """Return the trained network with its plan, and with the training in its record."""
     old, new = values_of(result.model), values_of(trained.model)
     weights = {
         name: tensor.clone()
@@ -175,7 +174,7 @@ def _result(
             distilled=done,
             earlier=(*was.earlier, *([was.distilled] if was.distilled else [])),
             notes=notes,
-            score=None,  # that of the network before
+            score=None,  # of the network before the training
             error=None,
         ),
     )

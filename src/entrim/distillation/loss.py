@@ -1,4 +1,4 @@
-"""How far one network is from what another says, and that as a task to be trained for."""
+"""The distillation loss between the outputs of two networks, and the training task with it."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
 
 VIEWS = 4
-"""How often each image that is held out is looked at, each time shifted in another way."""
+"""Number of augmented views of every hold-out image."""
 _CHUNK = 250
 
 
@@ -28,16 +28,17 @@ def distillation_task(
     temperature: float,
     seed: int,
 ) -> TrainingTask:
-    """Return the task of saying what `teacher` says on `images`, of which `held` are held out.
+    """Return the task of reproducing the outputs of `teacher`, with `held` hold-out images.
 
-    What is held out is shifted too, once and for all: the images that a network was rebuilt on
-    flatter it, their shifted views less so. Without shifts the teacher runs once an image.
+    Hold-out images are augmented once: the loss on images that were used for reconstruction is too
+    optimistic, less so on shifted views of them. Without augmentation, the teacher runs only once
+    on each image.
     """
     still = copy_without_hooks(teacher).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     out, rest = torch.randperm(images.count, generator=generator).tensor_split([held])
     moves = augment.changes(images.batch(slice(0, 1)))
-    judge = DistillationLoss.of(
+    criterion = DistillationLoss.of(
         still,
         [
             augment(images.batch(index), generator)
@@ -55,12 +56,12 @@ def distillation_task(
     def loss(model: nn.Module, index: Tensor, drawn: torch.Generator) -> Tensor:
         batch = augment(images.batch(rest[index]), drawn)
         wanted = [leaf[index] for leaf in known] if known else outputs(still, batch)
-        return judge.distance(outputs(model, batch), wanted)
+        return criterion.distance(outputs(model, batch), wanted)
 
     return TrainingTask(
         count=len(rest),
         loss=loss,
-        holdout=judge.loss,
+        holdout=criterion.loss,
         identity=fingerprint(values_of(still).values())
         + images.checksum()
         + f" {images.fixed} {held} {augment} {temperature}",
@@ -69,7 +70,7 @@ def distillation_task(
 
 @torch.no_grad()
 def _precompute_outputs(teacher: nn.Module, batches: list[Batch]) -> list[Tensor] | None:
-    """Return every output of the teacher on all batches; None where images are not first there."""
+    """Return the outputs of the teacher on all batches; None if their first axis is not images."""
     found = [outputs(teacher, batch) for batch in batches]
     for batch, leaves_of_batch in zip(batches, found, strict=True):
         if any(leaf.shape[:1] != (samples(batch),) for leaf in leaves_of_batch):
@@ -78,29 +79,29 @@ def _precompute_outputs(teacher: nn.Module, batches: list[Batch]) -> list[Tensor
 
 
 def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
-    """Return the floating tensors that `model` puts out."""
+    """Return the floating-point output tensors of `model`."""
     return [leaf for leaf in leaves(call(model, batch)) if leaf.is_floating_point()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistillationLoss:
-    """The images that are held out, what the teacher says on them, and the distance from that."""
+    """The hold-out images, the outputs of the teacher on them, and the distance to its outputs."""
 
     batches: list[Batch]
     target: list[list[Tensor]]
     spreads: list[float]
-    """The variance of every output over the images; 1 where it is constant."""
+    """The variance of every output over the images; 1 if it is constant."""
     temperature: float
 
     @classmethod
     def of(cls, teacher: nn.Module, batches: list[Batch], temperature: float) -> "DistillationLoss":
-        """Return the judge, with the teacher asked once."""
+        """Return the loss; the teacher runs once on each batch."""
         with torch.no_grad():
             wanted = [outputs(teacher, batch) for batch in batches]
         if not wanted[0]:
             raise BadSettingError(
-                "the network puts out no floating tensor to learn from: return tensors, or lists, "
-                "dicts or dataclasses of them"
+                "the network has no floating-point output: return tensors, or lists, dicts or "
+                "dataclasses of them"
             )
         gaps = [OutputGap() for _ in wanted[0]]
         for batch, outputs_of_batch in zip(batches, wanted, strict=True):
@@ -109,11 +110,11 @@ class DistillationLoss:
         return cls(batches, wanted, [gap.variance or 1.0 for gap in gaps], temperature)
 
     def distance(self, found: list[Tensor], target: list[Tensor]) -> Tensor:
-        """Return T^2 KL(wanted || found) of the softmax at temperature T, or the relative error."""
+        """Return T^2 KL(target || found) of the softmax at temperature T, or the relative error."""
         if are_logits(target):
-            heat = self.temperature
-            own, aim = (F.log_softmax(x[0] / heat, 1) for x in (found, target))
-            return heat**2 * F.kl_div(own, aim, reduction="batchmean", log_target=True)
+            t = self.temperature
+            own, aim = (F.log_softmax(x[0] / t, 1) for x in (found, target))
+            return t**2 * F.kl_div(own, aim, reduction="batchmean", log_target=True)
         parts = [
             F.mse_loss(own, aim) / spread
             for own, aim, spread in zip(found, target, self.spreads, strict=True)
@@ -121,7 +122,7 @@ class DistillationLoss:
         return torch.stack(parts).mean()
 
     def loss(self, model: nn.Module) -> float:
-        """Return the mean distance on the images held out."""
+        """Return the mean distance on the hold-out images."""
         found = [outputs(model, batch) for batch in self.batches]
         pairs = [
             (float(self.distance(own, aim)), samples(batch))

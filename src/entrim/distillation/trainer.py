@@ -1,25 +1,25 @@
-"""One training loop that can be stopped, killed and resumed to the same bits.
+"""The training loop. An interrupted run continues after the last finished epoch.
 
-Everything random in an epoch follows from the seed and the number of the epoch; what a checkpoint
-holds decides the rest: tensors of the network, of its best state and of the optimizer, the states
-of the random generators, and how far the run is. The learning rate is a function of the step.
+Everything random in an epoch follows from the seed and the number of the epoch. A checkpoint
+contains the rest: the tensors of the network, of its best state and of the optimizer, and the
+progress of the run.
 """
 
 import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from entrim.callbacks import ProgressEvent
 from entrim.errors import BadSettingError
 from entrim.graph.eager import copy_module, isolate_random_state, remove_hooks
-from entrim.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
+from entrim.storage.checkpoint import CheckpointStore, fingerprint
 from entrim.surgery.structure import values_of
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -28,7 +28,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "steps": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),
     "one cycle": lambda done: min(5 * done, 1.25 * (1 - done)),
 }
-"""The learning rate relative to its start, by the part of the run that is done."""
+"""Learning rate relative to `TrainingConfig.learning_rate`, by the finished fraction of the run."""
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -39,23 +39,23 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """How a network is trained."""
+    """The options of a training."""
 
     epochs: int
     batch: int
     learning_rate: float
     optimizer: str = "adam"
-    """Or "sgd", with Nesterov's momentum 0.9, or "momentum", with a plain one."""
+    """Or "sgd" (Nesterov momentum 0.9), or "momentum" (momentum 0.9)."""
     weight_decay: float = 0.0
     schedule: str = "cosine"
     step_size: int | None = None
-    """Epochs after which the learning rate is halved, again and again, on top of the schedule."""
+    """Number of epochs after which the learning rate is halved, in addition to the schedule."""
     mode: str = "train"
-    """Or "eval": dropout rests and BatchNorm keeps its statistics, while all weights learn."""
+    """Or "eval": no dropout, and BatchNorm keeps its statistics; all weights are trained."""
     patience: int | None = None
-    """Epochs without a better loss on the images held out before the run stops; None for never."""
+    """Epochs without a lower hold-out loss after which the training stops; None disables it."""
     return_state: str = "best"
-    """The state with the least loss on the images held out, or the "last"."""
+    """The state with the lowest hold-out loss, or the "last"."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,11 +64,11 @@ class TrainingConfig:
             if value is None and name in ("patience", "step_size"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise BadSettingError(f"{name} is {value!r}: hand over a whole number from 1")
+                raise BadSettingError(f"{name} must be a positive integer, got {value!r}")
         if not 0 < self.learning_rate < math.inf:
-            raise BadSettingError(f"learning_rate is {self.learning_rate}: it must be positive")
+            raise BadSettingError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 <= self.weight_decay < math.inf:
-            raise BadSettingError(f"weight_decay is {self.weight_decay}: hand over 0 or more")
+            raise BadSettingError(f"weight_decay must be at least 0, got {self.weight_decay}")
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
@@ -77,166 +77,120 @@ class TrainingConfig:
         ):
             if getattr(self, name) not in known:
                 choice = ", ".join(map(repr, known))
-                raise BadSettingError(f"{name} is {getattr(self, name)!r}: choose one of {choice}")
+                raise BadSettingError(
+                    f"{name} must be one of {choice}, got {getattr(self, name)!r}"
+                )
 
-    def rate(self, epoch: int, done: float) -> float:
-        """Return the learning rate in `epoch`, counted from 0, when this part of the run is done.
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate at a step, relative to `learning_rate`.
 
         >>> config = TrainingConfig(
         ...     epochs=20, batch=1, learning_rate=1.0, schedule="constant", step_size=7
         ... )
-        >>> [config.rate(epoch, epoch / 20) for epoch in (0, 6, 7, 13, 14, 19)]
+        >>> [config.factor(epoch, 1) for epoch in (0, 6, 7, 13, 14, 19)]
         [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
         """
-        halved = 0 if self.step_size is None else epoch // self.step_size
-        return self.learning_rate * SCHEDULES[self.schedule](done) * 0.5**halved
+        halved = 0 if self.step_size is None else step // steps_per_epoch // self.step_size
+        return SCHEDULES[self.schedule](step / (self.epochs * steps_per_epoch)) * 0.5**halved
 
-    def continues(self, shorter: "TrainingConfig") -> bool:
-        """Return whether a run of `shorter` is the beginning of a run of this recipe.
+    @property
+    def identity(self) -> str:
+        """The settings that a checkpoint depends on.
 
-        It is where fewer epochs are all that differs and the schedule does not look at the end.
+        With a constant learning rate the number of epochs does not matter: a longer run continues
+        a shorter one.
         """
-        fewer = shorter.epochs < self.epochs and self.schedule == "constant"
-        return fewer and replace(shorter, epochs=self.epochs) == self
+        settings = asdict(self)
+        if self.schedule == "constant":
+            del settings["epochs"]
+        return json.dumps(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingTask:
-    """What a network shall learn."""
+    """A loss to be minimized."""
 
     count: int
-    """The images to learn from; they are named by their numbers."""
+    """The number of training images."""
     loss: Callable[[nn.Module, Tensor, torch.Generator], Tensor]
-    """The mean loss on the images of these numbers; whatever is random comes from the generator."""
+    """The mean loss on the images with these indices; random numbers come from the generator."""
     holdout: Callable[[nn.Module], float]
-    """The loss on images that are not learned from; it is asked in eval mode, without gradients."""
+    """The loss on the hold-out images; called in eval mode, without gradients."""
     identity: str
-    """A fingerprint of images and aims: a checkpoint of other ones is refused."""
+    """A fingerprint of images and targets; checkpoints of another task are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingResult:
-    """The network that was handed out, and how it came there."""
+    """The trained network, and the course of its training."""
 
     model: nn.Module
     before: float
-    """The loss on the images held out, at the start."""
+    """The hold-out loss of the initial network."""
     after: float
-    """The same of `model`: where the best is handed out never above `before`, because the start
-    is a candidate too."""
+    """The hold-out loss of `model`; the best state is never worse than the initial one, which is a
+    candidate too."""
     best: int
-    """The epoch that `model` is from; 0 is the start."""
+    """The epoch of `model`; 0 is the initial state."""
     history: tuple[tuple[float, float], ...]
-    """For every epoch the mean loss of its batches, and the loss on the images held out."""
+    """For every epoch, the mean loss of its batches and the hold-out loss."""
     ending: str
-    """The sentence that says why it ended."""
+    """The reason why the training ended, as a sentence."""
     diverged: bool
     seconds: float
-    """Of computing, also before the run was resumed."""
+    """Computing time, including that before the run was resumed."""
 
 
-def seed_generators(own: torch.Generator, number: int) -> None:
-    """Put `own` and the generators that layers draw from where this number leads."""
-    own.manual_seed(number)
-    torch.manual_seed(number)
-
-
-def generator_states(own: torch.Generator) -> dict[str, Any]:
-    """Return where `own` and the generators that layers draw from are."""
-    return {
-        "own": own.get_state(),
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all(),
-    }
-
-
-def restore_states(own: torch.Generator, states: dict[str, Any]) -> None:
-    """Put all generators where `states_of` found them."""
-    own.set_state(states["own"])
-    torch.set_rng_state(states["cpu"])
-    torch.cuda.set_rng_state_all(states["cuda"])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mark:
-    """A place between two steps: what a step changes before it moves the weights.
-
-    These are the generators and the buffers; where a step was left before the weights moved,
-    putting them back undoes it.
-    """
-
-    states: dict[str, Any]
-    buffers: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, model: nn.Module, own: torch.Generator) -> "Mark":
-        """Return the place where `model` and the generators are."""
-        return cls(generator_states(own), {name: b.clone() for name, b in model.named_buffers()})
-
-    def go_back(self, model: nn.Module, own: torch.Generator) -> None:
-        """Put buffers and generators back."""
-        restore_states(own, self.states)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(self.buffers[name])
-
-
-EVERY = 30.0
-"""Seconds between two checkpoints; the end of a run writes one too."""
-_ALL_RUN = "all epochs were run"
+_COMPLETE = "all epochs were run"
 
 
 def train(
     model: nn.Module,
     task: TrainingTask,
-    recipe: TrainingConfig,
+    config: TrainingConfig,
     *,
-    checkpoint: Path | None = None,
-    shorter: tuple[TrainingConfig, Path] | None = None,
-    every: float = EVERY,
+    checkpoints: CheckpointStore | None = None,
     stage: str = "train",
-    report: Callable[[ProgressEvent], None] | None = None,
+    report: Callable[[ProgressEvent], None] = lambda _: None,
 ) -> TrainingResult:
-    """Return a trained copy of `model`, in the state with the least loss on the images held out.
+    """Return a trained copy of `model`, in the state with the lowest loss on hold-out images.
 
-    Where `recipe.return_state` is "last" it is the state after the last epoch with a finite loss.
-    With `checkpoint`, a file, the run is written there every so many seconds and on Ctrl-C, and
-    goes on from there, to the same bits on the same machine and number of threads; a finished one
-    is handed out at once. Where `checkpoint` does not exist yet, the run goes on from that of a
-    `shorter` one, whose recipe must be continued by `recipe`. Parameters that do not ask for
-    gradients stay.
+    If `config.return_state` is "last", it is the state after the last epoch with a finite loss.
+    With `checkpoints`, the state after every epoch is stored, and an interrupted run continues from
+    it, with the same result on the same machine and number of threads. With a constant learning
+    rate, a run also continues from a shorter one. Parameters that do not require gradients are not
+    trained.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadSettingError(
-            "no parameter of the network asks for gradients: call model.requires_grad_(True)"
+            "no parameter of the network requires gradients: call model.requires_grad_(True)"
         )
-    if shorter is not None and not recipe.continues(shorter[0]):
-        raise BadSettingError("the shorter run is no beginning of this one: leave it out")
+    store = checkpoints or CheckpointStore()
     identity = {
-        "settings": json.dumps(asdict(recipe)),
+        "settings": config.identity,
         "network": fingerprint(values_of(model).values()),
-        "images or aims": task.identity,
+        "images or targets": task.identity,
     }
     learner = copy_module(model)
-    with isolate_random_state(), torch.enable_grad(), remove_hooks(learner):
-        run = _Run(learner, task, recipe, stage, report or (lambda _: None))
-        save = _nothing if checkpoint is None else run.writer(checkpoint, identity, every)
-        held = None if checkpoint is None else read_checkpoint(checkpoint, identity)
-        if held is None and shorter is not None:
-            told = {"settings": json.dumps(asdict(shorter[0]))}
-            held = read_checkpoint(shorter[1], {**identity, **told})
-        run.resume(held)
-        return run.to_the_end(save, modes=[module.training for module in model.modules()])
+    with (
+        isolate_random_state(),
+        torch.enable_grad(),
+        remove_hooks(learner),
+        store.open(identity),
+    ):
+        run = _Run(learner, task, config, stage, report)
+        lengths = range(config.epochs, 0, -1)
+        known = (store.get(_key(epochs)) for epochs in lengths)
+        run.resume(next((state for state in known if state is not None), None))
+        run.finish(lambda: store.put(_key(config.epochs), run.checkpoint()))
+        return run.result([module.training for module in model.modules()])
 
 
 @dataclass(slots=True)
 class _State:
-    """How far a run is, as plain values."""
+    """The progress of a run, as plain values."""
 
     epoch: int = 0
-    step: int = 0
-    """Batches of this epoch that are done."""
-    total: float = 0.0
-    """The sum of their losses."""
     before: float = math.nan
     after: float = math.nan
     best: int = 0
@@ -247,53 +201,47 @@ class _State:
 
 
 class _Run:
-    """A run: the network that learns, what it needs, and how far it is."""
+    """The network that is trained, its optimizer, and the progress."""
 
     def __init__(
         self,
         model: nn.Module,
         task: TrainingTask,
-        recipe: TrainingConfig,
+        config: TrainingConfig,
         stage: str,
         report: Callable[[ProgressEvent], None],
     ) -> None:
-        self.model, self.task, self.recipe = model, task, recipe
+        self.model, self.task, self.config = model, task, config
         self.stage, self.report = stage, report
-        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = OPTIMIZERS[recipe.optimizer](
-            learns, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = OPTIMIZERS[config.optimizer](
+            trained, lr=config.learning_rate, weight_decay=config.weight_decay
         )
+        self.batches = math.ceil(task.count / config.batch)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: config.factor(step, self.batches))
         self.generator = torch.Generator()
-        self.batches = math.ceil(task.count / recipe.batch)
         self.state = _State()
         self.best: dict[str, Tensor] = {}
-        self.random: dict[str, Any] | None = None
-        """The states of the random generators in the middle of an epoch that is resumed."""
-        self.mark: Mark | None = None
-        """Where the last step ended; None while weights move and nothing fits together."""
         self.begun = time.perf_counter()
 
-    def to_the_end(self, save: Callable[[bool], None], modes: list[bool]) -> TrainingResult:
-        """Run the epochs that are left, and hand out the best state in the given modes."""
+    def finish(self, save: Callable[[], None]) -> None:
+        """Run the remaining epochs, and save the state after each."""
         state = self.state
         if not self.best:
             state.before = state.after = self._holdout_loss()
             if not math.isfinite(state.before):
                 raise BadSettingError(
-                    "the loss is NaN or infinite before anything is trained: check that both "
-                    "networks give numbers on these images"
+                    "the loss is NaN or infinite before the training: check that both networks "
+                    "compute finite outputs on these images"
                 )
             self.best = _clone(self.model)
-        try:
-            if not state.ending:  # a finished run is only read
-                while not state.ending:
-                    self._epoch(save)
-                save(True)
-        except KeyboardInterrupt:
-            if self.mark is not None:
-                self.mark.go_back(self.model, self.generator)
-                save(True)
-            raise
+        while not state.ending:
+            self._epoch()
+            save()
+
+    def result(self, modes: list[bool]) -> TrainingResult:
+        """Return the selected state, every module in the given mode."""
+        state = self.state
         _put(self.model, self.best)
         for module, mode in zip(self.model.modules(), modes, strict=True):
             module.training = mode
@@ -309,64 +257,47 @@ class _Run:
             seconds=self._seconds(),
         )
 
-    def _epoch(self, save: Callable[[bool], None]) -> None:
-        """Run one epoch, or what is left of it."""
-        state = self.state
-        order = self._order()
-        for index in order.tensor_split(self.batches)[state.step :]:
-            loss = self._learn(index)
+    def _epoch(self) -> None:
+        state, total = self.state, 0.0
+        seed = (self.config.seed * 1_000_003 + state.epoch) % 2**63
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)
+        order = torch.randperm(self.task.count, generator=self.generator)
+        for number, index in enumerate(order.tensor_split(self.batches), 1):
+            loss = self._step(index)
             if not math.isfinite(loss):
                 return self._stop_diverged()
-            state.step, state.total = state.step + 1, state.total + loss
-            self.mark = Mark.of(self.model, self.generator)
-            self._report_step(loss)
-            save(False)
-        held_out = self._holdout_loss()
-        if not math.isfinite(held_out):
+            total += loss
+            self._report_step(loss, number)
+        holdout = self._holdout_loss()
+        if not math.isfinite(holdout):
             return self._stop_diverged()
-        self.mark = None
-        state.history.append((state.total / self.batches, held_out))
-        state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
-        if held_out < state.after or self.recipe.return_state == "last":
-            state.after, state.best, self.best = held_out, state.epoch, _clone(self.model)
+        state.history.append((total / self.batches, holdout))
+        state.epoch += 1
+        if holdout < state.after or self.config.return_state == "last":
+            state.after, state.best, self.best = holdout, state.epoch, _clone(self.model)
         state.ending = self._ending()
-        self.mark = Mark.of(self.model, self.generator)
         return None
 
     def _ending(self) -> str:
-        """Return why the run ends after this epoch; nothing where it goes on."""
-        epoch, patience = self.state.epoch, self.recipe.patience
-        if epoch == self.recipe.epochs:
-            return _ALL_RUN
+        """Return why the run ends after this epoch; empty where it continues."""
+        epoch, patience = self.state.epoch, self.config.patience
+        if epoch == self.config.epochs:
+            return _COMPLETE
         if patience is not None and epoch - self.state.best >= patience:
             return f"stopped early: no better for {patience} epochs"
         return ""
 
-    def _order(self) -> Tensor:
-        """Return the order of the images in this epoch, and put the random generators there."""
-        seed_generators(self.generator, (self.recipe.seed * 1_000_003 + self.state.epoch) % 2**63)
-        order = torch.randperm(self.task.count, generator=self.generator)
-        if self.random is not None and self.state.step > 0:
-            restore_states(self.generator, self.random)
-        self.random = None
-        self.mark = Mark.of(self.model, self.generator)
-        return order
-
-    def _learn(self, index: Tensor) -> float:
-        """Take one step on the images of these numbers, unless their loss is not a number."""
-        done = (self.state.epoch * self.batches + self.state.step) / (
-            self.recipe.epochs * self.batches
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.state.epoch, done)
-        self.model.train(self.recipe.mode == "train")
+    def _step(self, index: Tensor) -> float:
+        """Take one step on the images with these numbers, unless their loss is not finite."""
+        self.model.train(self.config.mode == "train")
         self.optimizer.zero_grad()
         loss = self.task.loss(self.model, index, self.generator)
         value = loss.item()
         if math.isfinite(value):
             loss.backward()
-            self.mark = None
             self.optimizer.step()
+            self.scheduler.step()
         return value
 
     @torch.no_grad()
@@ -383,55 +314,46 @@ class _Run:
     def _seconds(self) -> float:
         return self.state.seconds + time.perf_counter() - self.begun
 
-    def _report_step(self, loss: float) -> None:
-        state, total = self.state, self.recipe.epochs * self.batches
-        done = state.epoch * self.batches + state.step
+    def _report_step(self, loss: float, step: int) -> None:
+        state, total = self.state, self.config.epochs * self.batches
+        done = state.epoch * self.batches + step
         self.report(
             ProgressEvent(
                 stage=self.stage,
                 name=f"epoch {state.epoch + 1}",
                 done=done,
                 total=total,
-                detail=f"loss {loss:.4g}, on images held out {state.after:.4g}",
+                detail=f"loss {loss:.4g}, on hold-out images {state.after:.4g}",
                 loss=loss,
                 seconds_left=self._seconds() / done * (total - done),
             )
         )
 
-    def writer(self, file: Path, identity: dict[str, str], every: float) -> Callable[[bool], None]:
-        """Return what writes the run to `file` when its time has come, or when it must."""
-        last = time.perf_counter()
-
-        def save(must: bool) -> None:
-            nonlocal last
-            if must or time.perf_counter() - last >= every:
-                write_checkpoint(file, identity, self._state())
-                last = time.perf_counter()
-
-        return save
-
-    def _state(self) -> dict[str, Any]:
+    def checkpoint(self) -> dict[str, Any]:
         """Return everything that the rest of the run depends on."""
         return {
             "progress": {**asdict(self.state), "seconds": self._seconds()},
             "model": values_of(self.model),
             "best": self.best,
             "optimizer": self.optimizer.state_dict(),
-            "random": generator_states(self.generator),
+            "scheduler": {"last_epoch": self.scheduler.last_epoch},
         }
 
-    def resume(self, held: dict[str, Any] | None) -> None:
-        """Go back to where `_held` was asked, by this run or by a shorter one."""
-        if held is None:
+    def resume(self, known: dict[str, Any] | None) -> None:
+        """Continue from a checkpoint of this run, or of a shorter one."""
+        if known is None:
             return
-        self.state = _State(**held["progress"])
-        if self.state.ending == _ALL_RUN:
+        self.state = _State(**known["progress"])
+        if self.state.ending == _COMPLETE:
             self.state.ending = self._ending()
-        self.state.history = [(a, b) for a, b in self.state.history]
-        _put(self.model, held["model"])
-        self.best = held["best"]
-        self.optimizer.load_state_dict(held["optimizer"])
-        self.random = held["random"]
+        _put(self.model, known["model"])
+        self.best = known["best"]
+        self.optimizer.load_state_dict(known["optimizer"])
+        self.scheduler.last_epoch = known["scheduler"]["last_epoch"]
+
+
+def _key(epochs: int) -> str:
+    return f"state of a run of {epochs} epochs"
 
 
 def _clone(model: nn.Module) -> dict[str, Tensor]:
@@ -441,7 +363,3 @@ def _clone(model: nn.Module) -> dict[str, Tensor]:
 def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     for name, tensor in values_of(model).items():
         tensor.copy_(tensors[name])
-
-
-def _nothing(_: bool) -> None:
-    """Write no checkpoint."""

@@ -1,4 +1,4 @@
-"""Search for penalties: eps tuned for each part of the network, cost against the user's score."""
+"""Search for penalties: eps of each part of the network, by cost and the score of the user."""
 
 import hashlib
 import math
@@ -36,18 +36,23 @@ from entrim.storage import atomic
 from entrim.surgery.structure import class_name_of, name_tensors
 
 if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
     from entrim.hpo.study import Storage, Study
 
     Range = tuple[float, float]
 else:
-    Range = object  # so that anything else is refused by us, with the remedy
+    Range = object  # other types are refused by SearchConfig, with a remedy
 STRENGTHS = (1e-7, 1e-2)
+_STORED = ("widths", "params", "macs", "lost", "score", "reason", "seconds", "digest")
+"""Fields of a `Trial` that the study stores besides the number and the sampled parameters."""
 _KNOWN = {"cost": ("params", "macs"), "sampler": ("tpe", "random")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """What a search looks for, and when it ends a trial early."""
+    """The options of a search."""
 
     trials: int
     cost: str
@@ -61,26 +66,26 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.trials, int) or self.trials < 1:
-            raise BadSettingError(f"trials is {self.trials!r}: hand over a whole number from 1")
+            raise BadSettingError(f"trials must be a positive integer, got {self.trials!r}")
         if not isinstance(self.seed, int) or self.seed < 0:
-            raise BadSettingError(f"seed is {self.seed!r}: hand over a whole number from 0")
+            raise BadSettingError(f"seed must be a non-negative integer, got {self.seed!r}")
         if self.timeout is not None and not self.timeout > 0:
             raise BadSettingError(
-                f"timeout is {self.timeout}: hand over seconds, or None for no limit"
+                f"timeout must be a positive number of seconds or None, got {self.timeout}"
             )
         for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 choices = " or ".join(map(repr, known))
-                raise BadSettingError(f"{name} is {getattr(self, name)!r}: choose {choices}")
+                raise BadSettingError(f"{name} must be {choices}, got {getattr(self, name)!r}")
         for name in ("eps_w", "eps_l2", "cost_range"):
             _check_range(name, getattr(self, name), positive=name != "cost_range")
         if self.early_stop is not None and not 1 <= self.early_stop < math.inf:
             raise BadSettingError(
-                f"early_stop is {self.early_stop}: hand over a factor from 1, or None to score all"
+                f"early_stop must be at least 1, or None to score all, got {self.early_stop}"
             )
 
     def ranges(self, parts: Parts) -> dict[str, Range]:
-        """Return what is drawn for a trial, by name."""
+        """Return the range of every sampled parameter."""
         return {
             f"{part} {eps}": getattr(self, eps) for part in parts for eps in ("eps_w", "eps_l2")
         }
@@ -88,9 +93,9 @@ class SearchConfig:
     def stop_early(
         self, choice: Choice, known: Sequence[Trial], intact: float
     ) -> tuple[float | None, str] | None:
-        """Return the score, if any, and the reason; None where only scoring can tell."""
+        """Return the score, if any, and the reason; None if the network must be scored."""
         if not choice.kept:
-            return intact, "nothing was cut: the score of the original"
+            return intact, "nothing was pruned: the score of the original"
         for trial in known:
             if trial.digest == choice.digest:
                 return trial.score, f"the network of trial {trial.number}"
@@ -109,7 +114,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRunner:
-    """One process at work on a search."""
+    """The trials of a search in one process."""
 
     trials: TrialPruner
     penalty: EntropicPenalty
@@ -119,36 +124,38 @@ class SearchRunner:
     config: SearchConfig
     score: Metric
     begun: float
-    """When the search was called, by `time.monotonic`."""
+    """The start of the search, by `time.monotonic`."""
 
     def run(self) -> float:
-        """Try until no trial is left to begin or the time is over; return the original's score.
+        """Run trials until all are finished or the time is over; return the original score.
 
-        One trial is begun however late it is, so that a search that is called again gets on.
+        At least one trial is run, even after the timeout, so that repeated calls make progress.
         """
         intact = self._intact()
         self.study.sweep()
         before, since = len(self.study.finished_trials()), time.monotonic()
-        while draw := self.study.begin(self.config.trials):
-            try:
-                trial = self._run_trial(_number(draw), draw.params, intact)
-            except BaseException:
-                self.study.drop(draw.number)
-                raise
-            values = () if trial.score is None else (getattr(trial, self.config.cost), trial.score)
-            self.study.end(draw, _notes(trial), values)
-            self._report(trial, before, since)
-            if self._left() <= 0:
-                break
+
+        def objective(sampled: "optuna.Trial") -> tuple[float, ...]:
+            trial = self._run_trial(sampled.number + 1, sampled.params, intact)
+            sampled.set_user_attr("trial", {name: getattr(trial, name) for name in _STORED})
+            return () if trial.score is None else (getattr(trial, self.config.cost), trial.score)
+
+        def report(finished: "FrozenTrial") -> bool:
+            self._report(self._trial(finished), before, since)
+            return self._left() <= 0
+
+        self.study.optimize(objective, self.config.trials, report)
         _require_trial(self.known_trials())
         return intact
 
     def known_trials(self) -> list[Trial]:
-        """Return all trials that ended, also those of other processes."""
-        return [
-            Trial(number=_number(draw), eps=self._eps(draw.params), **draw.user_attrs["trial"])
-            for draw in self.study.finished_trials()
-        ]
+        """Return all finished trials, including those of other processes."""
+        return [self._trial(finished) for finished in self.study.finished_trials()]
+
+    def _trial(self, finished: "FrozenTrial") -> Trial:
+        """Return a trial of the study; numbers start at 1, those of Optuna at 0."""
+        eps = self._eps(finished.params)
+        return Trial(number=finished.number + 1, eps=eps, **finished.user_attrs["trial"])
 
     def _intact(self) -> float:
         known = self.study.intact
@@ -159,8 +166,8 @@ class SearchRunner:
             self.study.note_intact(known)
         return known
 
-    def _run_trial(self, number: int, drawn: Mapping[str, Any], intact: float) -> Trial:
-        eps = self._eps(drawn)
+    def _run_trial(self, number: int, sampled: Mapping[str, Any], intact: float) -> Trial:
+        eps = self._eps(sampled)
         choice = self.trials.choose(replace(self.penalty, per_group=eps))
         trial = Trial(
             number=number,
@@ -192,20 +199,20 @@ class SearchRunner:
         with self.trials.pruner.progress.stage("score"):
             return try_score(self.score, model)
 
-    def _eps(self, drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    def _eps(self, sampled: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         return {
-            pattern: (-drawn[f"{part} eps_w"], drawn[f"{part} eps_l2"])
+            pattern: (-sampled[f"{part} eps_w"], sampled[f"{part} eps_l2"])
             for part, patterns in self.parts.items()
             for pattern in patterns
         }
 
     def _left(self) -> float:
-        """Return the seconds in which trials may still be begun."""
+        """Return the seconds until the timeout."""
         limit = math.inf if self.config.timeout is None else self.config.timeout
         return limit - (time.monotonic() - self.begun)
 
     def _report(self, trial: Trial, before: int, since: float) -> None:
-        """Report how `trial` ended, and the estimated time of the rest."""
+        """Report the result of `trial` and the estimated remaining time."""
         ended = "" if trial.score is None else f", score {trial.score:.4g}"
         detail = f"{getattr(trial, self.config.cost):.1%} of the {self.config.cost}{ended}"
         done = len(self.study.finished_trials())
@@ -224,19 +231,8 @@ class SearchRunner:
         )
 
 
-def _number(draw: Any) -> int:
-    """Return the number of a trial: from 1, as people and progress count; a study has 0."""
-    return draw.number + 1
-
-
-def _notes(trial: Trial) -> dict[str, Any]:
-    """Return what the study keeps of `trial` beside its number and what was drawn."""
-    names = ("widths", "params", "macs", "lost", "score", "reason", "seconds", "digest")
-    return {"trial": {name: getattr(trial, name) for name in names}}
-
-
 def _require_trial(trials: Sequence[Trial]) -> None:
-    """Refuse a search of which nothing was scored."""
+    """Raise if no trial was scored."""
     if any(trial.score is not None for trial in trials):
         return
     first = next((trial for trial in trials if trial.reason.startswith("failed")), None)
@@ -249,7 +245,7 @@ def _require_trial(trials: Sequence[Trial]) -> None:
         f"no trial of {len(trials)} was scored; the first was {trials[0].reason}: widen "
         "cost_range=, eps_w= or eps_l2="
         if trials
-        else "no trial has ended yet, other processes are at work on all of them: call again later"
+        else "no trial is finished yet, other processes run all of them: call again later"
     )
 
 
@@ -263,33 +259,33 @@ def _check_range(name: str, value: object, *, positive: bool) -> None:
     )
     if not good:
         least = "both positive" if positive else "both at least 0"
-        raise BadSettingError(f"{name} is {value!r}: hand over (low, high), {least}")
+        raise BadSettingError(f"{name} must be (low, high), {least}, got {value!r}")
 
 
 OPTIONS = ("calibration", "example_inputs", "exclude", "include", "reconstruction")
-"""Of `Pruner`; a search decides on the rest."""
+"""Options of `Pruner` that a search accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """What a search found: the record of all trials, and the way from a trial to its network."""
+    """The record of all trials, and the means to build the network of a trial."""
 
     record: SearchRecord
     original: nn.Module
-    """The network that was handed over, untouched."""
+    """The network that was passed to `search`, not modified."""
     penalty: EntropicPenalty
     pruner: Pruner
-    """Its statistics serve `sparsify`; close it when the result is no longer needed."""
+    """Provides the statistics of `sparsify`; close it when the result is no longer needed."""
 
     @property
     def front(self) -> tuple[Trial, ...]:
-        """The trials that no other beats in cost and score, the cheapest first."""
+        """The Pareto front of cost and score, the cheapest trial first."""
         return self.record.front
 
     def best(self, *, params: float = 1.0, macs: float = 1.0) -> Trial:
-        """Return the trial of the best score with at most these fractions; of equals the cheapest.
+        """Return the trial with the best score within these fractions; of equals the cheapest.
 
-        All scored trials are looked at, also those behind the front.
+        All scored trials are considered, not only the front.
         """
         scored = [trial for trial in self.record.trials if trial.score is not None]
         fitting = [trial for trial in scored if trial.params <= params and trial.macs <= macs]
@@ -297,23 +293,23 @@ class SearchResult:
             least = min(scored, key=lambda trial: getattr(trial, self.record.cost))
             raise BadSettingError(
                 f"no trial has at most {params:.1%} of the parameters and {macs:.1%} of the MACs; "
-                f"the cheapest has {least.params:.1%} and {least.macs:.1%}: ask for more, or "
-                "search on with more trials= or a larger eps_w="
+                f"the cheapest has {least.params:.1%} and {least.macs:.1%}: allow more, or "
+                "continue the search with more trials= or a larger eps_w="
             )
         return max(fitting, key=lambda t: (t.score, -getattr(t, self.record.cost), -t.number))
 
     def smallest(self, score: float) -> Trial:
         """Return the cheapest trial with at least this score; of equals the best.
 
-        `found.smallest(0.99 * found.record.intact)` holds 99 % of what the original reaches.
+        `found.smallest(0.99 * found.record.intact)` keeps 99 % of the score of the original.
         """
         good = [trial for trial in self.front if trial.score is not None and trial.score >= score]
         if not good:
             best = self.front[-1]
             raise BadSettingError(
                 f"no trial scores {score:.4g}; the best is trial {best.number} with "
-                f"{best.score:.4g}: ask for less, or search on with more trials= or a smaller "
-                "eps_w="
+                f"{best.score:.4g}: pass a lower score, or continue the search with more trials= "
+                "or a smaller eps_w="
             )
         return good[0]
 
@@ -332,7 +328,7 @@ class SearchResult:
         trial : Trial
             One of `record.trials`.
         name, on : str
-            What the score of the search is, and what it was measured on; shown in the report.
+            Name of the score, and the images that it was measured on; shown in the report.
         callbacks : list of Callback, optional
             Receive the progress.
 
@@ -383,11 +379,11 @@ def search(
         Images without labels, as for `sparsify`; None with a `Pruner`.
     score : callable
         The metric of a network in eval mode, the higher the better: for instance the accuracy on
-        labelled images other than those that the result is reported on.
+        labeled images other than those that the result is reported on.
     patterns : str, list or dict, optional
         The parts of the network that have their own penalty: patterns as in `sparsify`, or
         `{"early": "layer1.*", "late": ["layer2.*", "*"]}`; the first match counts. By default four
-        parts of neighbouring groups.
+        parts of neighboring groups.
     trials : int, default 50
         The total number, including those of earlier runs and other processes on `storage`.
     cost : {"params", "macs"}, default "params"
@@ -401,7 +397,7 @@ def search(
     penalty : EntropicPenalty
         Further options of the penalty, such as `coupling` or `round_to`.
     storage : path, optional
-        A file that keeps every trial. Call again with the same file to continue after an
+        A file in which every trial is stored. Call again with the same file to continue after an
         interruption, or from several processes at once to share the work. A file of another
         network, other images or other options is refused; for another `score` use another `name`.
     name : str, default "entrim"
@@ -515,7 +511,7 @@ def _storage(file: str | os.PathLike[str] | None) -> "Storage":
 
 @contextmanager
 def at_work(file: Path) -> Iterator[None]:
-    """Keep `file`, the storage of a search, from being forgotten; forget it where nothing ended."""
+    """Protect the storage `file` from removal; after an error, remove it if it is unused."""
     try:
         with atomic.shared_lock(file):
             yield
@@ -525,10 +521,7 @@ def at_work(file: Path) -> Iterator[None]:
 
 
 def remove_unused(file: Path) -> bool:
-    """Remove a storage in which no trial has ended and at which nobody is at work.
-
-    Return whether it is gone.
-    """
+    """Remove a storage without finished trials that no process uses; return whether it was."""
     try:
         with atomic.exclusive_lock(file, wait=False):
             if file.stat().st_size and not _storage(file).empty:
@@ -542,7 +535,7 @@ def remove_unused(file: Path) -> bool:
 def _fingerprint(
     pruner: Pruner, penalty: EntropicPenalty, config: SearchConfig, parts: Parts
 ) -> dict[str, str]:
-    """Return what distinguishes this search from others, in three digests."""
+    """Return checksums that identify this search."""
     settings = pruner.settings(penalty)
     settings["calibration"] = {**settings["calibration"], "memory_limit": None}
     space = (dict(parts), config.eps_w, config.eps_l2, config.cost, sorted(settings.items()))

@@ -1,9 +1,9 @@
-"""The study of a search: trials drawn, kept and read back. The only file that knows Optuna."""
+"""The Optuna study of a search: its storage, its sampler and its loop."""
 
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,40 +21,39 @@ from entrim.errors import StorageError
 
 SAMPLERS = {"tpe": TPESampler, "random": RandomSampler}
 Ranges = Mapping[str, tuple[float, float]]
-_OVER = (TrialState.COMPLETE, TrialState.PRUNED)
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 PATIENCE = timedelta(minutes=1)
-"""How long a trial may go unsigned; its process signs it in the next moment."""
+"""Time within which a process must have signed a trial that it started."""
 _STRIDE = 1_000_003
-"""Between the seeds of two searches, so that their trials do not share seeds."""
+"""Difference between the seeds of two searches, so that their trials do not share seeds."""
 _TOKEN = uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where studys are kept: a file, or memory."""
+    """The storage of studies: a file, or memory."""
 
     file: Path | None
-    journal_file: BaseStorage
+    backend: BaseStorage
 
     @classmethod
     def of(cls, file: Path | None) -> "Storage":
-        """Return the storage in `file`, made where there is none; None for memory."""
-        return cls(file, InMemoryStorage() if file is None else _journal_storage(file))
+        """Return the storage in `file`, created if it does not exist; None for memory."""
+        return cls(file, InMemoryStorage() if file is None else _open_file(file))
 
     @property
     def empty(self) -> bool:
-        """Whether no trial of any search in it has ended."""
-        kept = self.journal_file
+        """Whether no search in the storage has a finished trial."""
         return not any(
-            kept.get_all_trials(study._study_id, deepcopy=False, states=_OVER)
-            for study in kept.get_all_studies()
+            self.backend.get_all_trials(study._study_id, deepcopy=False, states=_FINISHED)
+            for study in self.backend.get_all_studies()
         )
 
     def study(self, name: str, ranges: Ranges, fingerprint: Mapping[str, str]) -> "Study":
-        """Return the study called `name`; one of another search is refused."""
+        """Return the study called `name`; refuse the study of another search."""
         with _quietly():
             study = optuna.create_study(
-                storage=self.journal_file,
+                storage=self.backend,
                 study_name=name,
                 directions=["minimize", "maximize"],
                 load_if_exists=True,
@@ -66,81 +65,93 @@ class Storage:
         other = [key for key, value in fingerprint.items() if (known or {}).get(key) != value]
         if other:
             raise StorageError(
-                f"{self.file} holds a search called {name!r} with other {' and '.join(other)}: "
-                "hand over what it was begun with, another storage=, or another name="
+                f"{self.file} contains a search called {name!r} with other "
+                f"{' and '.join(other)}: pass those of that search, another storage=, or another "
+                "name="
             )
         return Study(study, ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Study:
-    """All trials of one search, shared by every process that has the same file open."""
+    """All trials of one search, shared by all processes that use the same file."""
 
     study: optuna.Study
     ranges: Ranges
 
     def set_sampler(self, sampler: str, seed: int) -> None:
-        """Draw the trials that begin from now on by this sampler."""
+        """Use this sampler for the following trials."""
         self.study.sampler = Seeded(sampler, seed)
 
     @property
     def intact(self) -> float | None:
-        """The score of the original, once it is known."""
+        """The score of the original network; None if it was not measured yet."""
         return self.study.user_attrs.get("intact")
 
     def note_intact(self, score: float) -> None:
-        """Keep the score of the original."""
+        """Store the score of the original network."""
         self.study.set_user_attr("intact", score)
 
-    def begin(self, most: int) -> optuna.Trial | None:
-        """Return a new trial, or None when `most` have ended or are under way.
+    def optimize(
+        self,
+        objective: Callable[[optuna.Trial], Sequence[float]],
+        n_trials: int,
+        after_trial: Callable[[FrozenTrial], bool],
+    ) -> None:
+        """Run trials until `n_trials` are finished or running, in all processes together.
 
-        Two processes may begin at once where one is left. Numbers are unique, so the later one
-        sees that enough stand before it, and takes its own back.
+        A trial for which `objective` returns no values is pruned. The loop also ends if
+        `after_trial` returns True.
         """
-        if self._count_trials() >= most:
-            return None
-        trial = self.study.ask()
-        trial.set_user_attr("by", me())
-        if self._count_trials(trial.number) >= most:
-            self.drop(trial.number)
-            return None
-        for name, (low, high) in self.ranges.items():
-            trial.suggest_float(name, low, high, log=True)
-        return trial
 
-    def end(self, trial: optuna.Trial, notes: Mapping[str, Any], values: Sequence[float]) -> None:
-        """Write down how `trial` ended; without values it was pruned or failed."""
-        for key, value in notes.items():
-            trial.set_user_attr(key, value)
-        self.study.tell(trial, list(values) or None, None if values else TrialState.PRUNED)
+        def run(trial: optuna.Trial) -> Sequence[float]:
+            trial.set_user_attr("by", me())
+            if self._count_trials(trial.number) >= n_trials:
+                raise _SurplusError
+            for name, (low, high) in self.ranges.items():
+                trial.suggest_float(name, low, high, log=True)
+            values = objective(trial)
+            if not values:
+                raise optuna.TrialPruned
+            return values
 
-    def drop(self, number: int) -> None:
-        """Take back a trial that was not finished; it does not count."""
-        self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+        def stop(study: optuna.Study, trial: FrozenTrial) -> None:
+            if (
+                trial.state not in _FINISHED
+                or after_trial(trial)
+                or self._count_trials() >= n_trials
+            ):
+                study.stop()
+
+        if self._count_trials() < n_trials:
+            with _quietly():
+                self.study.optimize(run, callbacks=[stop], catch=_SurplusError)
 
     def finished_trials(self) -> list[FrozenTrial]:
-        """Return every trial that ended, also those of other processes."""
-        return self.study.get_trials(deepcopy=False, states=_OVER)
+        """Return all finished trials, including those of other processes."""
+        return self.study.get_trials(deepcopy=False, states=_FINISHED)
 
     def sweep(self) -> None:
-        """Drop the trials of processes of this machine that were killed."""
+        """Discard the trials of killed processes of this machine; they do not count."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             by = trial.user_attrs.get("by")
             if not (_just_begun(trial) if by is None else alive(by)):
-                self.drop(trial.number)
+                self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def _count_trials(self, before: int | None = None) -> int:
-        counting = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-        trials = self.study.get_trials(deepcopy=False, states=counting)
+        trials = self.study.get_trials(deepcopy=False, states=(*_FINISHED, TrialState.RUNNING))
         return sum(before is None or trial.number < before for trial in trials)
 
 
-class Seeded(BaseSampler):
-    """Draws trial n with a generator of its own, seeded by n.
+class _SurplusError(Exception):
+    """Two processes started the last trial at once; the one with the higher number is discarded."""
 
-    So a search that was resumed draws as if it had never stopped, and processes that share a file
-    do not draw the same: numbers are unique.
+
+class Seeded(BaseSampler):
+    """Samples trial n with its own generator, seeded by n.
+
+    A resumed search therefore samples as if it had not been interrupted, and processes that share
+    a file never sample the same trial, because numbers are unique.
     """
 
     def __init__(self, sampler: str, seed: int) -> None:
@@ -151,19 +162,19 @@ class Seeded(BaseSampler):
         return SAMPLERS[self.kind](seed=(self.seed * _STRIDE + number) % 2**32)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Take up the generator of `trial`."""
+        """Seed the generator of `trial`."""
         self.inner = self._of(trial.number)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return what is drawn together."""
+        """Return the parameters that are sampled jointly."""
         return self.inner.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Draw what is drawn together."""
+        """Sample parameters jointly."""
         return self.inner.sample_relative(study, trial, search_space)
 
     def sample_independent(
@@ -173,44 +184,44 @@ class Seeded(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Draw what is drawn alone."""
+        """Sample one parameter."""
         return self.inner.sample_independent(study, trial, param_name, param_distribution)
 
 
-def _journal_storage(file: Path) -> JournalStorage:
+def _open_file(file: Path) -> JournalStorage:
     try:
         lock = JournalFileOpenLock(str(file))
-        _mend(file, lock)
+        _remove_incomplete_line(file, lock)
         return JournalStorage(JournalFileBackend(str(file), lock_obj=lock))
     except OSError as error:
         raise StorageError(
-            f"the search cannot be kept in {file} ({error.strerror}): hand over a file in a folder "
-            "that is there and can be written to"
+            f"the search cannot be stored in {file} ({error.strerror}): pass a file in a folder "
+            "that exists and can be written to"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
-            f"{file} is not the file of a search ({type(error).__name__}): hand over another path"
+            f"{file} is not the file of a search ({type(error).__name__}): pass another path"
         ) from error
 
 
-def _mend(file: Path, lock: JournalFileOpenLock) -> None:
-    """Cut off a last line without its end: whoever wrote it was killed on the way."""
+def _remove_incomplete_line(file: Path, lock: JournalFileOpenLock) -> None:
+    """Remove a last line without its end, written by a process that was killed."""
     lock.acquire()
     try:
-        with file.open("a+b") as journal:
-            journal.seek(0)
-            text = journal.read()
+        with file.open("a+b") as stream:
+            stream.seek(0)
+            text = stream.read()
             if text and not text.endswith(b"\n") and text.startswith(b"{"):
-                journal.truncate(text.rfind(b"\n") + 1)
+                stream.truncate(text.rfind(b"\n") + 1)
     finally:
         lock.release()
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep Optuna from announcing the study: progress is reported by callbacks."""
+    """Disable the log of Optuna: progress is reported by callbacks."""
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     try:
         yield
     finally:
@@ -218,12 +229,12 @@ def _quietly() -> Iterator[None]:
 
 
 def me() -> str:
-    """Return what tells this process from all others, also from earlier ones of its number."""
+    """Return a unique name of this process, different from earlier processes with its id."""
     return f"{socket.gethostname()} {os.getpid()} {_TOKEN}"
 
 
 def alive(by: str) -> bool:
-    """Whether the process `by` may still run; one of another machine may."""
+    """Return whether the process `by` may still run; True for processes of other machines."""
     host, process, token = by.rsplit(" ", 2)
     if host != socket.gethostname() or os.name != "posix":
         return True
@@ -239,6 +250,6 @@ def alive(by: str) -> bool:
 
 
 def _just_begun(trial: FrozenTrial) -> bool:
-    """Whether the process of `trial` may be about to sign it."""
+    """Return whether the process of `trial` may not have signed it yet."""
     begun = trial.datetime_start
     return begun is not None and datetime.now() - begun < PATIENCE

@@ -1,4 +1,4 @@
-"""One trial of a search: choose from moments that lie ready, look at the price, rebuild, score."""
+"""One trial of a search: select channels, compute the cost, reconstruct, score."""
 
 import dataclasses
 import hashlib
@@ -27,58 +27,58 @@ from entrim.surgery.prune import slice_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One setting that a search tried."""
+    """One trial of a search."""
 
     number: int
-    """From 1 on, in the order in which they began."""
+    """Starts at 1, in the order of the start times."""
     eps: Mapping[str, tuple[float, float]]
     """(eps_w, eps_l2) by pattern, as `EntropicPenalty(per_group=...)` takes it."""
     widths: Mapping[str, int]
-    """Channels that stay in every group that was chosen in."""
+    """Number of kept channels of every group."""
     params: float
     """The fraction of the parameters that remains."""
     macs: float
     """The fraction of the MACs that remains."""
     lost: float
-    """What the layers lose by a refit on their kept channels, relative to their variance, summed
-    over the groups: an estimate without labels, made before anything is rebuilt."""
+    """The error of a refit on the kept channels, relative to the variance, summed over the groups:
+    an estimate without labels, computed before the reconstruction."""
     score: float | None
-    """None where the trial was pruned or failed."""
+    """None if the trial was pruned or failed."""
     reason: str
-    """The sentence that says how the trial ended."""
+    """How the trial ended, as a sentence."""
     seconds: float
-    """What rebuilding, cutting and scoring took; 0 where the trial ended before."""
+    """Time of reconstruction, pruning and scoring; 0 if the trial ended before."""
     digest: str
-    """Alike for trials that lead to the same network."""
+    """Equal for trials that lead to the same network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
-    """Everything that a search tried, and its Pareto front."""
+    """All trials of a search, and their Pareto front."""
 
     model: str
     images: int
     cost: str
-    """What was minimised beside the score: params or macs."""
+    """The cost that was minimized: params or macs."""
     intact: float
-    """The score of the network as it was handed over."""
+    """The score of the original network."""
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     front: tuple[Trial, ...]
-    """Trials that no other beats in cost and score, the cheapest first."""
+    """The Pareto front of cost and score, the cheapest trial first."""
     trials: tuple[Trial, ...]
-    """All that ended, in the order in which they began."""
+    """All finished trials, in the order of their numbers."""
     seconds: Mapping[str, float]
-    """By stage, in this process."""
+    """Computing time by stage, in this process."""
 
     @property
     def unscored(self) -> int:
-        """The number of trials that ended without being rebuilt and scored."""
+        """The number of trials that ended before reconstruction and scoring."""
         return sum(trial.seconds == 0 for trial in self.trials)
 
     @property
     def seconds_saved(self) -> float:
-        """The seconds that this spared, at the mean of those trials that were scored."""
+        """The estimated time that early stopping saved, by the mean time of scored trials."""
         took = [trial.seconds for trial in self.trials if trial.seconds]
         return self.unscored * sum(took) / len(took) if took else 0.0
 
@@ -100,9 +100,9 @@ class SearchRecord:
 
 
 def pareto(trials: Sequence[Trial], cost: str) -> tuple[Trial, ...]:
-    """Return the trials that no other beats in `cost` and score, the cheapest first.
+    """Return the Pareto front of `cost` and score, the cheapest trial first.
 
-    Of trials alike in both the earliest stands for all.
+    Of trials that are equal in both, only the first is returned.
     """
     scored = [trial for trial in trials if trial.score is not None]
     front: list[Trial] = []
@@ -115,38 +115,38 @@ def pareto(trials: Sequence[Trial], cost: str) -> tuple[Trial, ...]:
 if TYPE_CHECKING:
     Division = Mapping[str, Patterns] | Patterns | None
 else:
-    Division = object  # so that anything else is refused by us, with the remedy
+    Division = object  # other types are refused by parts_of, with a remedy
 Parts = Mapping[str, tuple[str, ...]]
 """The patterns of every part, under its name."""
 PARTS = 4
-"""Of a network whose parts nobody named: two eps each are as many as some dozen trials can tune."""
+"""Default number of parts: a few dozen trials can tune two eps for each of them."""
 
 
 def parts_of(patterns: Division, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
-    """Return the parts that `patterns` make of `groups`; the first pattern that matches counts.
+    """Divide `groups` into parts by `patterns`; the first pattern that matches counts.
 
-    None makes at most four, of neighbouring groups.
+    By default, there are at most four parts of neighboring groups.
     """
     if not groups:
         raise BadSettingError("no group is left to search in: widen include= or exclude=")
     if patterns is None:
-        return _neighbours([group.name for group in groups])
+        return _neighbors([group.name for group in groups])
     parts = _name_parts(patterns)
     left = list(groups)
     for pattern in (pattern for part in parts.values() for pattern in part):
         mine = [group.name for group in left if group.matches(pattern)]
         if not mine:
-            raise BadSettingError(f"{_reason_empty(pattern, groups)}: take {pattern!r} out")
+            raise BadSettingError(f"{_reason_empty(pattern, groups)}: remove {pattern!r}")
         left = [group for group in left if group.name not in mine]
     if left:
         raise BadSettingError(
             f"no pattern matches {', '.join(group.name for group in left)}: add a last pattern "
-            '"*", or leave them alone with exclude='
+            '"*", or exclude them with exclude='
         )
     return parts
 
 
-def _neighbours(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _neighbors(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     number = min(PARTS, len(names))
     edges = [round(k * len(names) / number) for k in range(number + 1)]
     runs = [tuple(names[a:b]) for a, b in pairwise(edges)]
@@ -166,20 +166,20 @@ def _list(patterns: object) -> tuple[object, ...]:
         return (patterns,)
     if isinstance(patterns, Sequence):
         return tuple(patterns)
-    raise BadSettingError(f"patterns holds {patterns!r}: hand over a pattern, or a list of them")
+    raise BadSettingError(f"patterns contains {patterns!r}: pass a pattern or a list of patterns")
 
 
 def _text(pattern: object) -> str:
     if isinstance(pattern, str):
         return pattern
-    raise BadSettingError(f"patterns holds {pattern!r}: hand over strings")
+    raise BadSettingError(f"patterns contains {pattern!r}: pass strings")
 
 
 def _reason_empty(pattern: str, groups: Sequence[Group]) -> str:
     if any(group.matches(pattern) for group in groups):
-        return f"the patterns before {pattern!r} match all that it does"
+        return f"all groups that match {pattern!r} match an earlier pattern"
     return (
-        f"no group matches {pattern!r}; patterns name layers that make channels, and the groups "
+        f"no group matches {pattern!r}; patterns name layers that produce channels, and the groups "
         f"are {', '.join(group.name for group in groups)}"
     )
 
@@ -264,17 +264,17 @@ class TrialPruner:
 
 
 def try_score(score: Metric, model: nn.Module) -> tuple[float | None, str]:
-    """Return what `score` says of `model`, or None and what went wrong."""
+    """Return the score of `model` and "scored", or None and the reason of the failure."""
     try:
         return score_of(score, model, "score"), "scored"
     except BadSettingError as error:
         return None, f"failed: {error}"
-    except Exception as error:  # whatever a user's function may raise
+    except Exception as error:  # the function of the user may raise anything
         return None, f"failed: score raised {type(error).__name__}: {error}"
 
 
 def _error(moments: Sequence[Moments], kept: Sequence[int]) -> float:
-    """Return the squared error of a refit on `kept`, relative to the variance, over all readers."""
+    """Return the mean error of a refit on `kept`, relative to the variance, over the consumers."""
     parts = []
     for m in moments:
         mean = m.cross_sum[0] / m.count

@@ -1,13 +1,14 @@
-"""The checkpoint store: finished units of an interrupted run, so that it continues after them.
+"""The checkpoint store: finished units of a run. An interrupted run continues after them.
 
 A unit is the result of one piece of work: the selection in a group, its sensitivity, the new
-weights of a layer. Each is a safetensors file of its own, replaced in one step, with a checksum and
-the run that it belongs to. A unit that does not match is computed again.
+weights of a layer, the state after an epoch. Each is a safetensors file, replaced atomically, with
+a checksum over its content, its key and the identity of the run. A unit that is damaged or belongs
+to another run is computed again.
 """
 
 import hashlib
-import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,52 +25,6 @@ from entrim.errors import CheckpointError, EntrimError, OtherRunError, SaveError
 from entrim.storage import atomic
 
 T = TypeVar("T")
-_HEAD = b"entrim checkpoint 1\n"
-_SEAL = 64
-"""The hexadecimal digits of the checksum behind the head."""
-
-
-def write_checkpoint(file: Path, identity: Mapping[str, str], state: Mapping[str, Any]) -> None:
-    """Put `state`, tensors and plain values, into `file` in one step."""
-    stream = io.BytesIO()
-    torch.save({"identity": dict(identity), "state": dict(state)}, stream)
-    content = stream.getvalue()
-    seal = hashlib.sha256(content).hexdigest().encode()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(file, _HEAD + seal + content)
-    except OSError as error:
-        raise SaveError(
-            f"the checkpoint {file} cannot be written ({error}): make room or choose another "
-            "place; one that was there before is intact"
-        ) from error
-
-
-def read_checkpoint(file: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the state in `file`, None where there is no such file.
-
-    A file that is damaged, or that another run wrote, is refused: it is never overwritten.
-    """
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint {file} cannot be read ({error}): choose another file"
-        ) from error
-    if not content.startswith(_HEAD):
-        raise CheckpointError(
-            f"{file} is no checkpoint of this entrim: choose a file that does not exist yet"
-        )
-    seal, content = content[len(_HEAD) : len(_HEAD) + _SEAL], content[len(_HEAD) + _SEAL :]
-    if hashlib.sha256(content).hexdigest().encode() != seal:
-        raise CheckpointError(
-            f"the checkpoint {file} was cut short or changed: remove it to start again"
-        )
-    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    check_identity(f"the checkpoint {file}", found["identity"], identity)
-    return found["state"]
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
@@ -82,19 +37,8 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def check_identity(what: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Refuse `what` another run has written: the identities name the difference."""
-    names = [*expected, *(name for name in found if name not in expected)]
-    odd = [name for name in names if found.get(name) != expected.get(name)]
-    if odd:
-        raise OtherRunError(
-            f"{what} belongs to another run ({', '.join(odd)} differ): go on as in that run, "
-            "choose another place, or remove this one"
-        )
-
-
 UNFINISHED = ".unfinished"
-"""The name of the journal inside the folder that a run will be saved in."""
+"""The checkpoint folder of an unfinished run, inside the folder that the run will be saved in."""
 _RUN = "run.json"
 _LOCK = ".entrim.lock"
 _UNIT = re.compile(r"[0-9a-f]{32}\.safetensors")
@@ -104,27 +48,36 @@ _OURS = re.compile(rf"{_UNIT.pattern}|\.entrim-[0-9a-f]{{32}}\.part|{_ASIDE}.+|{
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointStore:
-    """The units of one run in a folder of their own; without a folder nothing is kept."""
+    """The units of one run in a folder of their own; without a folder, nothing is stored."""
 
     folder: Path | None = None
     discard: bool = False
-    """Whether the units of another run give way; else they are refused."""
+    """Discard the units of another run instead of raising `OtherRunError`."""
+    read_only: bool = False
+    """Return stored units, and write nothing to the folder."""
     run: str = ""
-    """What tells this run from others, known once the journal is open."""
+    """The checksum of the identity of this run, set by `open`."""
     types: Mapping[str, type] = field(default_factory=dict)
     """Dataclasses that units may contain, by name."""
     restored: set[str] = field(default_factory=set)
     """Keys of the units that were found on disk."""
 
+    @classmethod
+    def at(cls, folder: "str | os.PathLike[str] | CheckpointStore | None") -> "CheckpointStore":
+        """Return the store in a folder; a store is returned as it is, None stores nothing."""
+        if isinstance(folder, CheckpointStore):
+            return folder
+        return cls(folder=None if folder is None else Path(folder))
+
     @contextmanager
     def open(self, identity: Mapping[str, str]) -> Iterator[int]:
-        """Keep the units of the run of that identity; yield how many of its units there are.
+        """Lock the folder for the run with this identity, and yield the number of stored units.
 
-        A run that is refused leaves no journal behind, since it would be refused again.
+        If the run raises an `EntrimError`, the folder is removed: the same call would fail again.
         """
         self.run = hashlib.sha256(json.dumps(dict(identity)).encode()).hexdigest()
-        if self.folder is None:
-            yield 0
+        if self.folder is None or self.read_only:
+            yield len(self._units())
             return
         with ExitStack() as stack:
             stack.enter_context(_exclusive(self.folder))
@@ -139,7 +92,7 @@ class CheckpointStore:
                 raise
 
     def get_or_compute(self, key: str, compute: Callable[[], T]) -> T:
-        """Return the unit under `key` if it is on disk, else compute and keep it."""
+        """Return the unit under `key` if it is stored, else compute and store it."""
         found = self.get(key)
         if found is None:
             found = compute()
@@ -147,11 +100,11 @@ class CheckpointStore:
         return found
 
     def has(self, key: str) -> bool:
-        """Whether there is a unit under `key`."""
+        """Return whether a unit is stored under `key`."""
         return self.get(key) is not None
 
     def get(self, key: str) -> Any:
-        """Return the unit under `key`; None where it is missing, damaged, or of another run."""
+        """Return the unit under `key`; None if it is missing, damaged, or of another run."""
         if self.folder is None:
             return None
         try:
@@ -167,8 +120,8 @@ class CheckpointStore:
         return unit
 
     def put(self, key: str, unit: Any) -> None:
-        """Write a unit in one step: plain values, tensors, and dataclasses of `types`."""
-        if self.folder is None:
+        """Store a unit atomically: plain values, tensors, and dataclasses of `types`."""
+        if self.folder is None or self.read_only:
             return
         tensors: dict[str, Tensor] = {}
         values = json.dumps(_encode(unit, tensors))
@@ -177,7 +130,7 @@ class CheckpointStore:
             atomic.write(self._file(key), safetensors.torch.save(tensors, head))
 
     def set_aside(self, name: str, content: bytes) -> Path:
-        """Write a file of the result ahead of its place, and return where it waits."""
+        """Write a file of the result to the checkpoint folder, and return its path."""
         assert self.folder is not None
         file = self.folder / f"{_ASIDE}{name}"
         with _writing(self.folder):
@@ -186,12 +139,12 @@ class CheckpointStore:
         return file
 
     def pending_file(self, name: str) -> Path | None:
-        """Return where the file `name` of the result waits, if the run was saving its result."""
+        """Return the path that `set_aside` wrote for `name`, if the file exists."""
         file = None if self.folder is None else self.folder / f"{_ASIDE}{name}"
         return file if file is not None and file.is_file() else None
 
     def remove(self) -> None:
-        """Forget everything; what cannot be removed is left."""
+        """Remove the folder, as far as possible; foreign files are kept."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -204,7 +157,12 @@ class CheckpointStore:
         found = _identity(folder / _RUN)
         if found is not None and found != dict(identity):
             if not self.discard:
-                check_identity(f"the journal {folder}", found, identity)
+                names = [n for n in {**identity, **found} if found.get(n) != identity.get(n)]
+                raise OtherRunError(
+                    f"the checkpoint folder {folder} belongs to another run ({', '.join(names)} "
+                    "differ): repeat the call of that run, choose another folder, or remove this "
+                    "one"
+                )
             for entry in _entries(folder):
                 if entry.name != _LOCK:
                     entry.unlink()
@@ -212,8 +170,8 @@ class CheckpointStore:
             atomic.write(folder / _RUN, json.dumps(dict(identity), indent=2).encode())
 
     def _units(self) -> list[Path]:
-        assert self.folder is not None
-        return [entry for entry in _entries(self.folder) if _UNIT.fullmatch(entry.name)]
+        entries = [] if self.folder is None else _entries(self.folder)
+        return [entry for entry in entries if _UNIT.fullmatch(entry.name)]
 
     def _remove_empty(self) -> None:
         if not self._units():
@@ -236,9 +194,9 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _identity(file: Path) -> dict[str, str] | None:
-    """Return what is known of the run in the journal; None where that was lost.
+    """Return the identity of the run in the folder; None if the file is missing or damaged.
 
-    The units know their run themselves, so that without this file none is mistaken.
+    The checksum of every unit covers the identity, so no unit of another run is used without it.
     """
     try:
         found = json.loads(file.read_text())
@@ -248,7 +206,7 @@ def _identity(file: Path) -> dict[str, str] | None:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a unit as JSON holds it; its tensors are added to `tensors`."""
+    """Return a unit as JSON data, and add its tensors to `tensors`."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = _plain(value)
@@ -257,7 +215,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         entries = {item.name: _encode(getattr(value, item.name), tensors) for item in fields(value)}
         return {"type": type(value).__name__, "fields": entries}
     if isinstance(value, Mapping):
-        return {"dict": {key: _encode(entry, tensors) for key, entry in value.items()}}
+        return {"dict": [[key, _encode(entry, tensors)] for key, entry in value.items()]}
     if isinstance(value, tuple):
         return {"tuple": [_encode(entry, tensors) for entry in value]}
     if isinstance(value, list):
@@ -266,7 +224,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(data: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) -> Any:
-    """Return the unit that `_encode` wrote."""
+    """Return the unit that `_encode` encoded."""
     if isinstance(data, list):
         return [_decode(entry, tensors, types) for entry in data]
     if not isinstance(data, dict):
@@ -276,7 +234,7 @@ def _decode(data: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type])
     if "tuple" in data:
         return tuple(_decode(data["tuple"], tensors, types))
     if "dict" in data:
-        return {key: _decode(entry, tensors, types) for key, entry in data["dict"].items()}
+        return {key: _decode(entry, tensors, types) for key, entry in data["dict"]}
     entries = data["fields"].items()
     return types[data["type"]](**{key: _decode(e, tensors, types) for key, e in entries})
 
@@ -287,11 +245,11 @@ def _plain(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Keep other processes out of `folder`; one that holds something else is refused untouched."""
+    """Lock `folder` for this process; refuse a folder with foreign files without changing it."""
     foreign = [e.name for e in _entries(folder) if not _OURS.fullmatch(e.name)]
     if foreign or (folder.exists() and not folder.is_dir()):
         raise CheckpointError(
-            f"{folder} holds something else than a journal: choose a folder that does not exist yet"
+            f"{folder} is not a checkpoint folder: choose a folder that does not exist yet"
         )
     with ExitStack() as stack:
         try:
@@ -300,7 +258,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
                 stack.enter_context(atomic.exclusive_lock(folder / _LOCK, wait=False))
         except BlockingIOError as error:
             raise CheckpointError(
-                f"another process is at work with the journal {folder}: wait for it, or choose "
+                f"another process uses the checkpoint folder {folder}: wait for it, or choose "
                 "another folder"
             ) from error
         yield
@@ -314,6 +272,6 @@ def _writing(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise SaveError(
-            f"the journal {folder} cannot be written ({error.strerror}): make room or choose "
-            "another place, and start again; what is finished is kept"
+            f"the checkpoint folder {folder} cannot be written ({error.strerror}): make room or "
+            "choose another folder, and repeat the call; finished units are kept"
         ) from error

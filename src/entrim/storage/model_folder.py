@@ -1,8 +1,8 @@
-"""A cut network on disk: safetensors and JSON in one folder that is complete at every moment.
+"""A pruned network on disk: safetensors and JSON in a folder that is complete at all times.
 
-The manifest `entrim.json` names the file of the tensors by its checksum. A save writes that file
-under its own name beside the one of before, then replaces the manifest in one step: whoever reads,
-or is killed, sees the old network or the new one.
+The manifest `entrim.json` names the file of the tensors by its checksum. `save` writes a new file
+next to the previous one and then replaces the manifest atomically: a reader, or a process that is
+killed, leaves either the old network or the new one.
 """
 
 import hashlib
@@ -36,23 +36,23 @@ from entrim.surgery.structure import (
 
 FORMAT = 1
 MANIFEST = "entrim.json"
-"""The file that makes a folder one of ours."""
+"""The file that identifies a folder of `save`."""
 _LOCK = ".entrim.lock"
 CHECKPOINT = ".entrim.checkpoint"
-"""What a run that is not finished keeps where it will be saved."""
+"""The checkpoint folder of an unfinished distillation, inside its output folder."""
 _OURS = re.compile(
-    r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|\.entrim\.(lock|checkpoint)"
+    r"weights-[0-9a-f]{16}\.safetensors|\.entrim-[0-9a-f]{32}\.part|" + re.escape(_LOCK)
 )
 
 
 def save(
     small: nn.Module, plan: Plan, folder: str | os.PathLike[str], *, record: str | None = None
 ) -> None:
-    """Write `small`, cut by `plan`, into `folder`; a save that is there is replaced in one step.
+    """Write `small`, pruned by `plan`, to `folder`; a network saved there is replaced atomically.
 
-    Everything that `load` needs goes along: tensors (non-persistent buffers too), which of them are
-    shared or ask for gradients, modes and memory formats. `record`, JSON that `Record.to_json`
-    gives, is kept beside them. Other files in the folder stay.
+    The folder contains everything that `load` needs: tensors (also non-persistent buffers), which
+    of them are shared or require gradients, training modes and memory formats, and `record`, the
+    JSON of `Record.to_json`. Other files in the folder are kept.
 
     >>> import tempfile, torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -95,21 +95,21 @@ def save(
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
             atomic.write(place / MANIFEST, _lines(manifest).encode())
-            with suppress(OSError):  # the new save is complete; the next one sweeps again
+            with suppress(OSError):  # the new network is complete; the next save sweeps again
                 _sweep(place)
     except SaveError:
         raise
     except OSError as error:
         raise SaveError(
-            f"{place} cannot be written ({error}): make room or choose another folder; a save that "
-            "was there before is intact"
+            f"{place} cannot be written ({error}): make room or choose another folder; a network "
+            "that was saved there before is intact"
         ) from error
 
 
 def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
-    """Return the network saved in `folder`, of the class of `model`, which is not touched.
+    """Return the network saved in `folder`, of the class of `model`, which is not modified.
 
-    `model` is the network before the cut, with any weights, also on the meta device.
+    `model` is the network before pruning, with any weights, also on the meta device.
 
     >>> import tempfile, torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -122,7 +122,7 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
 
 
 def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the network saved in `place`, as `load` does, and the manifest that came with it."""
+    """Return the network saved in `place` and its manifest."""
     try:
         manifest, weights = _complete(place)
         plan = Plan.from_json(json.dumps(manifest["plan"]))
@@ -133,28 +133,28 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
         _check_other(model, origin)
         small = ModelStructure(**manifest["small"]).given_to(model, safetensors.torch.load(weights))
     except (KeyError, TypeError, AttributeError, PlanError, SafetensorError) as error:
-        raise LoadError(f"{place} is not as entrim writes it ({error!r}): save again") from error
+        raise LoadError(f"{place} is damaged ({error!r}): save again") from error
     origin.write_on(small)
     return small, manifest
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `save` noted in `folder` beside the tensors, checked: plan, origin, record."""
+    """Return the verified manifest in `folder`: plan, original network, record."""
     return _manifest(Path(folder))
 
 
 def record_in(manifest: Mapping[str, Any], place: Path) -> Record:
-    """Return the record that was saved with the network in `place`."""
+    """Return the record in a manifest of `place`."""
     if "record" not in manifest:
         raise LoadError(
-            f"{place} holds a network without the record of a run: save what sparsify returned, "
-            "with small.save(folder)"
+            f"{place} contains a network without the record of a run: save the result of sparsify "
+            "with result.save(folder)"
         )
     return Record.from_json(json.dumps(manifest["record"]))
 
 
 def _checked_origin(small: nn.Module, plan: Plan) -> SourceModel:
-    """Return where `small` comes from, if `plan` is the one that cut it."""
+    """Return the source of `small`; raise if it was not pruned by `plan`."""
     origin = SourceModel.of(small)
     if origin is None:
         raise SaveError(
@@ -163,11 +163,11 @@ def _checked_origin(small: nn.Module, plan: Plan) -> SourceModel:
         )
     for name, units in origin.kept.items():
         if list(plan.kept.get(name, ())) != list(units):
-            raise SaveError(f"{name} was not cut by this plan: hand over the one of apply_plan()")
+            raise SaveError(f"{name} was not pruned by this plan: pass the plan of apply_plan()")
     odd = sorted({name for name, _ in name_tensors(small)} ^ set(origin.tensors))
     if odd:
         raise SaveError(
-            f"{odd[0]} came or went after the cut, and load() could not place it in a new "
+            f"{odd[0]} was added or removed after pruning, and load() cannot restore it in a "
             f"{origin.class_name}: save before such changes"
         )
     return origin
@@ -180,18 +180,18 @@ def _check_other(model: nn.Module, origin: SourceModel) -> None:
             "was pruned"
         )
     found = tensors_of(model)
-    remedy = f"hand over the {origin.class_name} that was cut, at its full width"
+    remedy = f"pass the {origin.class_name} before pruning, at its full width"
     odd = sorted(found.keys() ^ origin.tensors.keys())
     if odd:
         who = "this network has" if odd[0] in found else "the saved network has"
         raise LoadError(f"the names of the tensors differ, only {who} {odd[0]}: {remedy}")
     for name, there in origin.tensors.items():
         if found[name] != there:
-            raise LoadError(f"{name} is {found[name]} here and {there} in the save: {remedy}")
+            raise LoadError(f"{name} is {found[name]}, but {there} was saved: {remedy}")
 
 
 def _complete(place: Path) -> tuple[dict[str, Any], bytes]:
-    """Return the manifest and the tensors it names, as bytes that were checked."""
+    """Return the manifest and the file of its tensors, both verified."""
     while True:
         manifest = _manifest(place)
         digest, size = manifest["weights"]["sha256"], manifest["weights"]["bytes"]
@@ -207,7 +207,7 @@ def _complete(place: Path) -> tuple[dict[str, Any], bytes]:
         if len(weights) != size:
             raise LoadError(f"{file} has {len(weights)} of {size} bytes: copy it or save again")
         if hashlib.sha256(weights).hexdigest() != digest:
-            raise LoadError(f"{file} was changed, its checksum is another: copy it or save again")
+            raise LoadError(f"{file} was modified, its checksum differs: copy it or save again")
         return manifest, weights
 
 
@@ -216,37 +216,37 @@ def _manifest(place: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        what = "holds no complete save" if place.is_dir() else "is not there"
-        raise LoadError(f"{place} {what} (no {MANIFEST}): hand over a folder of save()") from error
+        what = "contains no complete network" if place.is_dir() else "does not exist"
+        raise LoadError(f"{place} {what} (no {MANIFEST}): pass a folder of save()") from error
     except NotADirectoryError as error:
-        raise LoadError(f"{place} is not a folder: hand over a folder of save()") from error
+        raise LoadError(f"{place} is not a folder: pass a folder of save()") from error
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{file} cannot be read ({error}): copy it or save again") from error
     try:
         manifest = json.loads(text)
     except ValueError as error:
-        raise LoadError(f"{file} was cut short or changed: copy it or save again") from error
+        raise LoadError(f"{file} is truncated or modified: copy it or save again") from error
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
-        raise LoadError(f"{file} was not written by entrim: hand over a folder of save()")
+        raise LoadError(f"{file} was not written by entrim: pass a folder of save()")
     if manifest["format"] > FORMAT:
         raise LoadError(
-            f"{file} has format {manifest['format']}, this entrim reads up to {FORMAT}: update "
+            f"{file} has format {manifest['format']}, this version reads up to {FORMAT}: update "
             "entrim"
         )
     if _seal(manifest) != manifest:
-        raise LoadError(f"{file} was changed, its checksum is another: copy it or save again")
+        raise LoadError(f"{file} was modified, its checksum differs: copy it or save again")
     return manifest
 
 
 def _seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest with the checksum of all its other entries."""
+    """Return the manifest with a checksum of its other entries."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     text = json.dumps(content, sort_keys=True)
     return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _lines(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as JSON with one line for every entry, so that it can be read."""
+    """Return the manifest as JSON, one line per entry."""
     lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in manifest.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -256,13 +256,13 @@ def _weights_file(digest: str) -> str:
 
 
 def is_free(place: Path) -> bool:
-    """Whether the folder holds nothing but what an interrupted run or first save leaves behind."""
+    """Return whether the folder contains only files of an interrupted run or an incomplete save."""
     names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
-    return all(_OURS.fullmatch(name) or name == UNFINISHED for name in names)
+    return all(_OURS.fullmatch(name) or name in (UNFINISHED, CHECKPOINT) for name in names)
 
 
 def _check_foreign(place: Path) -> None:
-    """Refuse a folder that holds things but no save."""
+    """Refuse a folder that contains files but no saved network."""
     if place.exists() and not place.is_dir():
         raise SaveError(f"{place} is not a folder: choose another name")
     if is_free(place):
@@ -271,14 +271,14 @@ def _check_foreign(place: Path) -> None:
         _manifest(place)
     except LoadError as error:
         raise SaveError(
-            f"{place} holds something else than a network saved by this entrim ({error}): choose "
-            "another folder, or empty it"
+            f"{place} contains other files than a saved network ({error}): choose another folder, "
+            "or empty it"
         ) from error
 
 
 def _sweep(place: Path) -> None:
-    """Remove what interrupted saves and the save before left behind."""
-    keep = {_LOCK, CHECKPOINT}
+    """Remove the files of interrupted saves and of the previous network."""
+    keep = {_LOCK}
     if (place / MANIFEST).exists():
         keep.add(_weights_file(_manifest(place)["weights"]["sha256"]))
     for entry in list(place.iterdir()):
@@ -287,8 +287,5 @@ def _sweep(place: Path) -> None:
 
 
 def alone(place: Path) -> AbstractContextManager[None]:
-    """Wait until no other process writes into `place`; a killed one does not keep the others out.
-
-    Where files cannot be locked (Windows, some network file systems), one process must save alone.
-    """
+    """Wait until no other process writes to `place`, then lock it; see `atomic.exclusive_lock`."""
     return atomic.exclusive_lock(place / _LOCK)

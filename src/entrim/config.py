@@ -331,8 +331,9 @@ class Calibration:
     sensitivity_widths : sequence of float, default (0.7, 0.4, 0.15)
         Fractions of the channels of a group at which its sensitivity is measured, besides its
         minimum width; other widths are interpolated.
-    sensitivity_images : int, default 200
-        Approximate number of images on which the sensitivity is measured.
+    sensitivity_images : int, optional
+        Approximate number of images on which the sensitivity is measured. By default as many as
+        cost about eight forward passes of all images, at least 100.
     n_positions : int, "auto" or None, default "auto"
         Number of random output positions per image used for the statistics and the reconstruction.
         "auto" provides 60 rows per column of each layer; None uses all positions.
@@ -352,7 +353,7 @@ class Calibration:
     batch_to_inputs: BatchToInputs | None = None
     sensitivity: Sensitivity | None = None
     sensitivity_widths: Sequence[float] = (0.7, 0.4, 0.15)
-    sensitivity_images: int = 200
+    sensitivity_images: int | None = None
     n_positions: int | Literal["auto"] | None = "auto"
     n_bootstrap: int = 0
     memory_limit: int = MEMORY_LIMIT
@@ -360,7 +361,9 @@ class Calibration:
     scratch_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "sensitivity_images", "memory_limit", "scratch_limit"):
+        if self.sensitivity_images is not None:
+            _check_count("sensitivity_images", self.sensitivity_images)
+        for name in ("batch_size", "memory_limit", "scratch_limit"):
             _check_count(name, getattr(self, name))
         fractions = self.sensitivity_widths
         if not all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions):

@@ -100,6 +100,8 @@ EXAMPLES = 4
 """Number of images with which a network is traced if no example inputs are given."""
 ERROR_IMAGES = 256
 """Number of images on which the error of the result is measured."""
+SENSITIVITY_PASSES, MIN_IMAGES = 8, 100
+"""The automatic number of images for the sensitivity: forward passes in total, and its minimum."""
 REPEATS = 15
 """Number of runs whose median is the latency of a point."""
 TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
@@ -379,7 +381,11 @@ class Pruner:
     def analyzer(self) -> SensitivityAnalyzer:
         """Measures how much pruned groups change the outputs, on some of the images."""
         forward, names = self.statistics.forward, self.rankings
-        batches = self._measured_batches(self.calibration.sensitivity_images)
+        images = self.calibration.sensitivity_images
+        if images is None:
+            trials = len(names) * (1 + len(self.calibration.sensitivity_widths)) / 2
+            images = max(MIN_IMAGES, round(SENSITIVITY_PASSES * self.images.count / trials))
+        batches = self._measured_batches(images)
         some = replace(
             forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
         )

@@ -1,11 +1,11 @@
 """Refit one layer and write its new weights and intercept."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from entrim.calibration.collect import Gram
@@ -76,36 +76,69 @@ def refit_layer(
     original: Mapping[str, Tensor],
     tensors: dict[str, Tensor],
     ridge: float | None,
-) -> LayerFit:
-    """Refit one layer on the original activations, in place in `tensors`."""
-    inputs, outputs = reader.kept_channels(kept_indices)
-    groups = reader.geometry.groups
+) -> None:
+    """Refit one layer on the original activations, in place in `tensors`.
+
+    Cost: a Cholesky factorization of its kept columns.
+    """
     weight = reader.matrices(original[reader.spec.weight]).double().cpu()
-    block = reader.columns // (reader.channels // groups)
-    rows = outputs.view(groups, -1) - torch.arange(groups)[:, None] * weight.shape[1]
-    channels = inputs.view(groups, -1) - torch.arange(groups)[:, None] * (reader.channels // groups)
-    offsets = torch.arange(block)
-    parts, variance = [], 0.0
-    for number in range(groups):
-        columns = (channels[number][:, None] * block + offsets).flatten()
+    parts = []
+    for number, (rows, columns) in enumerate(_kept_matrix(reader, kept_indices)):
         sums = gram.sums[number].cpu()
-        stay = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns])
-        gone = torch.ones(len(sums), dtype=torch.bool)
-        gone[stay] = False
-        lost = weight[number][rows[number]][:, gone[1:]].T
-        gone = gone.nonzero()[:, 0]
-        cross = sums[stay][:, gone] @ lost
-        missing = float((lost * (sums[gone][:, gone] @ lost)).sum())
+        removed = torch.ones(len(sums) - 1, dtype=torch.bool)
+        removed[columns] = False
+        lost = removed.nonzero()[:, 0]
+        kept = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns])
         moments = Moments(
             count=gram.count,
-            gram_sum=sums[stay][:, stay],
-            cross_sum=cross,
-            target_sum_sq=max(0.0, missing),
+            gram_sum=sums[kept][:, kept],
+            cross_sum=sums[kept][:, 1 + lost] @ weight[number][rows][:, lost].T,
+            target_sum_sq=0.0,
         )
         parts.append(solve_layer(reader, moments, select_ridge(reader, [moments], ridge)))
-        variance += _variance(sums, weight[number][rows[number]], gram.count)
     apply_update(reader, parts, kept_indices, tensors)
-    return as_fit(reader, parts, gram.count, variance)
+
+
+def fit_on(
+    reader: BoundConsumer,
+    gram: Gram,
+    kept_indices: KeptIndices,
+    original: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+) -> LayerFit:
+    """Return the error of the weights in `tensors` on the original activations."""
+    name, *intercept = modified_tensors(reader)
+    old, new = (reader.matrices(known[name]).double().cpu() for known in (original, tensors))
+    shift = torch.zeros(old.shape[:2], dtype=torch.float64)
+    if intercept:
+        sign = 1 if reader.spec.intercept_target == "bias" else -1
+        shift += sign * (tensors[intercept[0]] - original[intercept[0]]).double().cpu().view_as(
+            shift
+        )
+    error, variance, columns = 0.0, 0.0, 0
+    for number, (rows, kept) in enumerate(_kept_matrix(reader, kept_indices)):
+        sums = gram.sums[number].cpu()
+        change = torch.cat([shift[number][:, None], new[number] - old[number]], 1)[rows]
+        error += float((change @ sums * change).sum()) / gram.count
+        variance += _variance(sums, old[number][rows], gram.count)
+        columns = len(kept)
+    relative = max(0.0, error) / variance if variance else 0.0
+    return LayerFit(reader.spec.layer, gram.count, columns, relative)
+
+
+def _kept_matrix(
+    reader: BoundConsumer, kept_indices: KeptIndices
+) -> Iterator[tuple[Int[Tensor, " M"], Int[Tensor, " k"]]]:
+    """Yield the kept rows and columns of every matrix of a layer."""
+    inputs, outputs = (
+        part.view(reader.geometry.groups, -1) for part in reader.kept_channels(kept_indices)
+    )
+    groups = reader.geometry.groups
+    block = reader.columns // (reader.channels // groups)
+    for number in range(groups):
+        channels = inputs[number] - number * (reader.channels // groups)
+        columns = (channels[:, None] * block + torch.arange(block)).flatten()
+        yield outputs[number] - number * (reader.outputs // groups), columns
 
 
 def place_solution(

@@ -30,6 +30,7 @@ from entrim.reconstruction.layer import (
     LayerUpdate,
     apply_update,
     as_fit,
+    fit_on,
     masked_tensors,
     modified_tensors,
     place_solution,
@@ -121,7 +122,8 @@ def _refit_independently(
     def refit(consumer: BoundConsumer) -> LayerUpdate:
         collect(consumers)
         gram = statistics.gram(consumer.spec.layer)
-        fit = refit_layer(consumer, gram, kept_indices, original, tensors, ridge)
+        refit_layer(consumer, gram, kept_indices, original, tensors, ridge)
+        fit = fit_on(consumer, gram, kept_indices, original, tensors)
         return LayerUpdate(fit, {name: tensors[name] for name in modified_tensors(consumer)})
 
     for consumer in consumers:

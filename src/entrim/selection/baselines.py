@@ -209,7 +209,7 @@ def _swap(group: Sequence[Moments], kept: Int[Tensor, " k"]) -> Int[Tensor, " k"
             EliminationState.of(whole.among(columns_of(kept, m.block)), m.block)
             for whole, m in zip(equations, group, strict=True)
         ]
-        out = cheapest(parts)
+        out = int(cheapest(parts))
         rest = torch.cat([kept[:out], kept[out + 1 :]])
         outside = everything[~torch.isin(everything, rest)]
         gains = [

@@ -14,6 +14,8 @@ from entrim.selection.base import GroupStatistics
 
 WAITING = 16
 """Number of elimination steps after which the inverse is updated."""
+AT_ONCE = 64
+"""One channel of this many is removed at once, at least one."""
 COMPACT = 0.2
 """Share of removed channels above which the matrices are compacted."""
 
@@ -57,21 +59,21 @@ class EliminationState:
         solved = torch.linalg.solve(self.own, used @ used.mT)
         return solved.diagonal(dim1=1, dim2=2).sum(1) / self.B.shape[1]
 
-    def drop(self, channel: int) -> None:
-        """Remove the channel at this position."""
-        gone = slice(1 + channel * self.block, 1 + (channel + 1) * self.block)
-        column = self.P[:, gone].clone()
+    def drop(self, channels: Int[Tensor, " k"]) -> None:
+        """Remove the channels at these positions."""
+        gone = columns_of(channels, self.block)[1:]
+        column = self.P[:, gone]
         if self.left:
             column -= torch.cat(self.left, 1) @ torch.cat([part[:, gone] for part in self.right])
-        share = torch.linalg.solve(self.own[channel], column.T)
+        share = torch.linalg.solve(column[gone], column.T)
         self.B -= share.T @ self.B[gone]
         self.B[gone] = 0
         shape = (-1, self.block)
         self.own -= column[1:].unflatten(0, shape) @ share.T[1:].unflatten(0, shape).mT
-        self.own[channel] = torch.eye(self.block, dtype=share.dtype)
+        self.own[channels] = torch.eye(self.block, dtype=share.dtype)
         self.left.append(column)
         self.right.append(share)
-        if len(self.left) == WAITING:
+        if sum(part.shape[1] for part in self.left) >= WAITING * self.block:
             self._settle()
 
     def compact(self, left: Int[Tensor, " k"]) -> None:
@@ -106,15 +108,16 @@ class EliminationSelector:
 def elimination_order(group: Sequence[Moments]) -> Int[Tensor, " D"]:
     """Return all channels in the order in which backward elimination removes them.
 
-    The last k channels are the selection of size k, for every k.
+    The last k channels are the selection of size k, for every k. Of many channels, a few with the
+    lowest costs are removed at once: a product with a few columns more takes hardly longer.
     """
     names = torch.arange(group[0].channels)
     parts = [EliminationState.of(NormalEquations.of(m, names), m.block) for m in group]
     gone = torch.zeros(len(names), dtype=torch.bool)
     order = []
     while int((~gone).sum()) > 1:
-        worst = cheapest(parts, gone)
-        order.append(int(names[worst]))
+        worst = cheapest(parts, gone, max(1, int((~gone).sum()) // AT_ONCE))
+        order.extend(names[worst].tolist())
         gone[worst] = True
         for part in parts:
             part.drop(worst)
@@ -126,12 +129,17 @@ def elimination_order(group: Sequence[Moments]) -> Int[Tensor, " D"]:
     return torch.tensor([*order, *names[~gone].tolist()])
 
 
-def cheapest(parts: Sequence[EliminationState], removed: Bool[Tensor, " D"] | None = None) -> int:
-    """Return the position of the channel with the lowest removal cost, the last one of ties."""
+def cheapest(
+    parts: Sequence[EliminationState], removed: Bool[Tensor, " D"] | None = None, count: int = 1
+) -> Int[Tensor, " k"]:
+    """Return the positions of the `count` channels with the lowest removal costs, ascending.
+
+    Of ties, the last channel comes first.
+    """
     rise = torch.stack([part.removal_costs() for part in parts]).mean(0)
     if removed is not None:
         rise[removed] = math.inf
-    return len(rise) - 1 - int(rise.flip(0).argmin())
+    return len(rise) - 1 - rise.flip(0).sort(stable=True).indices[:count]
 
 
 def own_blocks(matrix: Float[Tensor, "n n"], block: int) -> Float[Tensor, "D block block"]:

@@ -19,6 +19,10 @@ COUPLINGS = ("joint", "max")
 RIDGE = 1e-4
 BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
+HOLDOUT, MIN_HOLDOUT, MAX_HOLDOUT = 0.1, 50, 0.2
+"""Hold-out images by default: this share, at least this number, at most this share."""
+MIN_IMAGES = 10
+"""With fewer images, none are held out by default."""
 ALTERNATIONS = 4000
 """Maximum number of ridge solves of the alternating solver."""
 
@@ -324,6 +328,11 @@ class Calibration:
     batch_to_inputs : callable, optional
         Converts one batch of a custom data loader to the inputs of the network: a tensor, or a
         dict of keyword arguments.
+    holdout : float or int, optional
+        Share (float) or number (int) of the images that are not used for pruning: the agreement,
+        the KL divergence and the error of the result are measured on them. By default one tenth,
+        at least 50, but at most a fifth; none of fewer than 10 images. 0 uses all images for
+        pruning. The images are drawn at random when the `Pruner` is created.
     sensitivity : Sensitivity, optional
         Replaces the measure of the change of the outputs. The default is the KL divergence for the
         logits of a classifier, and the squared error relative to the variance otherwise.
@@ -349,6 +358,7 @@ class Calibration:
 
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
+    holdout: float | int | None = None
     sensitivity: Sensitivity | None = None
     sensitivity_widths: Sequence[float] = (0.7, 0.4, 0.15)
     sensitivity_images: int = 200
@@ -361,6 +371,14 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("batch_size", "sensitivity_images", "memory_limit", "scratch_limit"):
             _check_count(name, getattr(self, name))
+        if self.holdout is not None:
+            share = isinstance(self.holdout, float) and 0 <= self.holdout < 1
+            count = isinstance(self.holdout, int) and not isinstance(self.holdout, bool)
+            if not share and not (count and self.holdout >= 0):
+                raise BadSettingError(
+                    "holdout must be a fraction below 1.0, a number of images or 0, got "
+                    f"{self.holdout!r}"
+                )
         fractions = self.sensitivity_widths
         if not all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions):
             raise BadSettingError(
@@ -374,6 +392,20 @@ class Calibration:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise BadSettingError(f"{name} must be callable, got {type(value).__name__}")
+
+    def holdout_size(self, images: int) -> int:
+        """Return the number of hold-out images among `images`."""
+        if self.holdout is None:
+            usual = min(max(round(HOLDOUT * images), MIN_HOLDOUT), int(MAX_HOLDOUT * images))
+            return usual if images >= MIN_IMAGES else 0
+        if isinstance(self.holdout, float):
+            return min(round(self.holdout * images), images - 1)
+        if self.holdout >= images:
+            raise BadSettingError(
+                f"holdout={self.holdout} leaves none of {images} images for pruning: pass fewer, "
+                "or more images"
+            )
+        return self.holdout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,8 +467,8 @@ class Distillation:
 def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> dict[str, Any]:
     """Return the options of `sparsify` for the method as published.
 
-    Every layer is solved separately, its weights are those of the entropic solution, and only
-    channels with one producer and one consumer are pruned.
+    Every layer is solved separately, its weights are those of the entropic solution, only channels
+    with one producer and one consumer are pruned, and no images are held out.
 
     Parameters
     ----------
@@ -450,19 +482,20 @@ def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> 
     Returns
     -------
     dict
-        Keyword arguments of `sparsify`: `budget` and `reconstruction`.
+        Keyword arguments of `sparsify`: `budget`, `reconstruction` and `calibration`.
 
     Examples
     --------
     >>> import entrim
     >>> sorted(entrim.paper_preset(-1e-3, 1e-3))
-    ['budget', 'reconstruction']
+    ['budget', 'calibration', 'reconstruction']
     """
     return {
         "budget": EntropicPenalty(
             eps_w=eps_w, eps_l2=eps_l2, **{"single_consumer": True, **penalty}
         ),
         "reconstruction": Reconstruction(weights="solution"),
+        "calibration": Calibration(holdout=0),
     }
 
 

@@ -143,7 +143,8 @@ class Pruner:
     calibration : Calibration, default Calibration()
         How the images are used.
     example_inputs : Tensor, tuple or dict, optional
-        Inputs with which the network is traced and verified; by default the first four images.
+        Inputs with which the network is traced and verified; by default the first four images that
+        are not held out.
     callbacks : list of Callback, optional
         Callbacks that receive progress events.
     checkpoint_dir : str or path, optional
@@ -199,11 +200,22 @@ class Pruner:
             batch_size=calibration.batch_size,
             batch_to_inputs=calibration.batch_to_inputs,
         )
-        first = self.images.batch(slice(0, EXAMPLES))
+        self.fitting_images, self.holdout_images = self._split_images()
+        first = self.fitting_images.batch(slice(0, EXAMPLES))
         self.example_inputs: ExampleInputs = first if example_inputs is None else example_inputs
         self.fits: list[LayerFit] = []
         """The layers that the last reconstruction refitted."""
         self._errors: dict[tuple[tuple[str, int], ...], float] = {}
+
+    def _split_images(self) -> tuple[CalibrationData, CalibrationData]:
+        """Return the images that statistics and weights are fitted on, and the hold-out images."""
+        count = self.images.count
+        held = self.calibration.holdout_size(count)
+        digest = hashlib.sha256(f"{self.seed} hold-out".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        out, rest = torch.randperm(count, generator=generator).tensor_split([held])
+        fitting = self.images.subset(rest.sort().values) if held else self.images
+        return fitting, self.images.subset(out)
 
     def __enter__(self) -> "Pruner":
         return self
@@ -274,7 +286,7 @@ class Pruner:
         """The consumers of all groups and their Gram matrices, collected on demand."""
         graph = self.graph
         with isolate_random_state(), self.progress.stage("trace"):
-            found = self._statistics_on(self.images, self._run_seed)
+            found = self._statistics_on(self.fitting_images, self._run_seed)
             warning = check_images(found.forward)
             groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
             self.progress.step("trace", type(self.model).__name__, 1, 1, groups)
@@ -471,7 +483,8 @@ class Pruner:
         return measured_widths(self.rankings[name], self.calibration.sensitivity_widths)
 
     def _measured_batches(self, images: int) -> int:
-        return measured_batches(len(self.statistics.forward.batches), self.images.count, images)
+        batches = len(self.statistics.forward.batches)
+        return measured_batches(batches, self.fitting_images.count, images)
 
     def _rank(self, group: Group, selector: Selector) -> list[int]:
         if not isinstance(selector, RankingSelector):
@@ -596,7 +609,7 @@ class Pruner:
     ) -> dict[str, tuple[int, ...]]:
         """Return the kept channels of every group on images drawn with replacement."""
         generator = self.statistics.forward.drawing(f"resample {number}")
-        images = self.images.resample(generator)
+        images = self.fitting_images.resample(generator)
         sample = self._statistics_on(images, generator.initial_seed())
         with sample.store, self.progress.muted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", CalibrationWarning)
@@ -643,7 +656,7 @@ class Pruner:
     def draws(self) -> bool:
         """Whether anything is drawn at random."""
         sampled = self.calibration.n_positions is not None or self.calibration.n_bootstrap > 0
-        return sampled or self.resolver.is_random
+        return sampled or self.holdout_images.count > 0 or self.resolver.is_random
 
     def _warn_nothing_pruned(self, target: Target | None, selection: Selection) -> None:
         """Explain why nothing was pruned; for a penalty, name one that prunes something."""

@@ -127,6 +127,13 @@ def add_method(parser: ArgumentParser) -> Any:
     )
     group = parser.add_argument_group("calibration", "as in entrim.Calibration")
     group.add_argument(
+        "--holdout",
+        type=units.holdout,
+        metavar="10%",
+        help="images that are not used for pruning, as a fraction or a number: the result is "
+        "measured on them (default: 10%%, at least 50, at most 20%%)",
+    )
+    group.add_argument(
         "--n-positions",
         type=int,
         metavar="N",
@@ -148,7 +155,10 @@ def method_of(args: Namespace) -> dict[str, Any]:
     found = given(args, ("include", "exclude"))
     if reconstruction := _reconstruction_of(args):
         found["reconstruction"] = reconstruction[0]
-    if calibration := given(args, ("n_positions", "n_bootstrap", "memory_limit")):
+    calibration = given(args, ("holdout", "n_positions", "n_bootstrap", "memory_limit"))
+    if args.preset == "paper":
+        found["calibration"] = replace(paper_preset()["calibration"], **calibration)
+    elif calibration:
         found["calibration"] = Calibration(**calibration)
     return found
 

@@ -23,6 +23,15 @@ def count(text: str) -> int | float:
     return _amount(text, _PLAIN, "30%, 0.3, 200000 or 200k")
 
 
+def holdout(text: str) -> int | float:
+    """Return a fraction or a number of images, or 0: 10%, 0.1, 200, 0.
+
+    >>> holdout("10%"), holdout("200"), holdout("0")
+    (0.1, 200, 0)
+    """
+    return 0 if text.strip() == "0" else count(text)
+
+
 def size(text: str) -> int | float:
     """Return a fraction or a number of bytes: 30%, 500kB, 2MB, 1MiB."""
     return _amount(text, _BYTES, "30%, 500kB or 2MB")

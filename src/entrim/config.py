@@ -16,6 +16,7 @@ Patterns = str | Sequence[str]
 """Names of groups or of layers that produce their channels; `*` and `?` are wildcards."""
 SIZES = {"params": "parameters", "macs": "MACs", "bytes": "bytes"}
 COUPLINGS = ("joint", "max")
+OUTPUT_KINDS = ("auto", "logits", "probabilities", "values")
 RIDGE = 1e-4
 BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
@@ -333,9 +334,14 @@ class Calibration:
         the KL divergence and the error of the result are measured on them. By default one tenth,
         at least 50, but at most a fifth; none of fewer than 10 images. 0 uses all images for
         pruning. The images are drawn at random when the `Pruner` is created.
+    outputs : {"auto", "logits", "probabilities", "values"} or sequence of them, default "auto"
+        What the outputs of the network are, for all outputs or one by one. Logits and
+        probabilities have classes in axis 1 and perhaps positions behind it, as in a segmentation
+        map; they are compared by predicted classes and KL divergence, values by their relative
+        error. "auto" recognizes probabilities; other N x K outputs count as logits.
     sensitivity : Sensitivity, optional
-        Replaces the measure of the change of the outputs. The default is the KL divergence for the
-        logits of a classifier, and the squared error relative to the variance otherwise.
+        Replaces the measure of the change of the outputs. The default is the KL divergence for
+        logits and probabilities, and the squared error relative to the variance for values.
     sensitivity_widths : sequence of float, default (0.7, 0.4, 0.15)
         Fractions of the channels of a group at which its sensitivity is measured, besides its
         minimum width; other widths are interpolated.
@@ -359,6 +365,7 @@ class Calibration:
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
     holdout: float | int | None = None
+    outputs: str | Sequence[str] = "auto"
     sensitivity: Sensitivity | None = None
     sensitivity_widths: Sequence[float] = (0.7, 0.4, 0.15)
     sensitivity_images: int = 200
@@ -379,6 +386,8 @@ class Calibration:
                     "holdout must be a fraction below 1.0, a number of images or 0, got "
                     f"{self.holdout!r}"
                 )
+        for kind in [self.outputs] if isinstance(self.outputs, str) else self.outputs:
+            _check_choice("outputs", kind, OUTPUT_KINDS)
         fractions = self.sensitivity_widths
         if not all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions):
             raise BadSettingError(

@@ -58,14 +58,18 @@ from entrim.errors import (
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import (
     ExampleInputs,
+    call,
+    copy_without_hooks,
     isolate_random_state,
+    leaves,
     neutral_context,
     samples,
     unwrap,
 )
+from entrim.metrics import Kind, compare, output_kinds
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
 from entrim.reconstruction.sequential import reconstruct, removed_from
-from entrim.records import LayerRecord, Record
+from entrim.records import Holdout, LayerRecord, Record
 from entrim.results import (
     VERSIONS,
     SparsifyResult,
@@ -100,6 +104,9 @@ EXAMPLES = 4
 """Number of images with which a network is traced if no example inputs are given."""
 ERROR_IMAGES = 256
 """Number of images on which the error of the result is measured."""
+LARGE_GAP, SMALL_ERROR = 2.0, 0.01
+"""A note explains an error on unseen images, above the second value, that is this many times the
+error on fitting images."""
 REPEATS = 15
 """Number of runs whose median is the latency of a point."""
 TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
@@ -262,6 +269,7 @@ class Pruner:
             If even the narrowest network exceeds the budget.
         """
         self.resolver.check(target)
+        _ = self.output_kinds  # raises if they do not fit the network
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
             torch.manual_seed(self._run_seed or 0)
             identity = {} if self.checkpoints.folder is None else self._identity
@@ -294,6 +302,15 @@ class Pruner:
             self.progress.warn(warning, CalibrationWarning)
         self._data_notes = list(self.progress.notes)
         return found
+
+    @cached_property
+    def output_kinds(self) -> tuple[Kind, ...]:
+        """What each output of the network is: logits, probabilities or values."""
+        _ = self.graph  # raises if the network cannot be called
+        batch = self.fitting_images.batches(self.calibration.batch_size)[0]
+        with torch.no_grad(), isolate_random_state():
+            outputs = leaves(call(copy_without_hooks(self.model).eval(), batch))
+        return output_kinds(outputs, samples(batch), self.calibration.outputs)
 
     def select(self, target: Target | None = None) -> Selection:
         """Return the channels to keep for `target`: by penalty, at widths, or by allocation."""
@@ -403,6 +420,7 @@ class Pruner:
             self.statistics.store,
             ridge,
             self.calibration.sensitivity,
+            self.calibration.outputs,
         )
 
     @cached_property
@@ -718,7 +736,10 @@ class Pruner:
             some = batches[: self._measured_batches(ERROR_IMAGES)]
             error = error_of(pruned.model, self.model, some)
             detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
+            holdout = self._compare_on_holdout(pruned.model)
             self.progress.step("measure", name, 1, 1, detail)
+        if (note := _overfitting_note(error, holdout)) is not None:
+            self.progress.notes.append(note)
         if isinstance(target, Budget) and selection.point is not None:
             limits = target.limits({kind: getattr(before, kind) for kind in SIZES})
             for note, category in budget_warnings(target, limits, selection.point, after):
@@ -741,6 +762,7 @@ class Pruner:
             seconds=dict(self.progress.seconds),
             notes=tuple(self.progress.notes),
             error=error,
+            holdout=holdout,
             original=fingerprint(values_of(self.model).values()),
             images_checksum=self.images.checksum(),
             seed=self.seed if self.draws else None,
@@ -750,6 +772,22 @@ class Pruner:
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
         return SparsifyResult(
             model=pruned.model, plan=pruned.plan, record=record, original=self.model
+        )
+
+    def _compare_on_holdout(self, small: nn.Module) -> Holdout | None:
+        """Return the comparison with the original on hold-out images; None if there are none."""
+        images = self.holdout_images
+        if not images.count:
+            return None
+        batches = images.batches(self.calibration.batch_size)
+        found = compare(small, self.model, batches, self.output_kinds)
+        return Holdout(
+            images=images.count,
+            outputs=self.output_kinds,
+            recognized=self.calibration.outputs == "auto",
+            agreement=found.agreement(),
+            divergence=found.divergence(),
+            error=found.error(),
         )
 
     def settings(self, target: Target | None) -> dict[str, Any]:
@@ -846,6 +884,20 @@ def sparsify(
     if own:
         pruner.checkpoints.remove()
     return result
+
+
+def _overfitting_note(error: float | None, holdout: Holdout | None) -> str | None:
+    """Return the explanation of a large gap between fitting images and unseen images."""
+    if error is None or holdout is None or holdout.error is None:
+        return None
+    low = holdout.error.low
+    if low < SMALL_ERROR or error * LARGE_GAP >= low:
+        return None
+    return (
+        f"the error is {error:.1%} on the images that the weights were fitted on, but "
+        f"{holdout.error.value:.1%} on unseen images, because the weights are fitted too closely: "
+        "pass more images, a larger Reconstruction(ridge=...), or a milder target"
+    )
 
 
 def _group_statistics(statistics: LayerStatistics, group: Group) -> GroupStatistics:

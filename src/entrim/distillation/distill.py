@@ -177,5 +177,6 @@ def _result(
             notes=notes,
             score=None,  # that of the network before
             error=None,
+            holdout=None,
         ),
     )

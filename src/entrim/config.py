@@ -22,6 +22,8 @@ BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
 HOLDOUT, MIN_HOLDOUT, MAX_HOLDOUT = 0.1, 50, 0.2
 """Hold-out images by default: this share, at least this number, at most this share."""
+SELECTION_HOLDOUT = 0.4
+"""Share of hold-out images for targets that select on them."""
 MIN_IMAGES = 10
 """With fewer images, none are held out by default."""
 ALTERNATIONS = 4000
@@ -75,8 +77,17 @@ class Budget:
         Seconds of one forward pass on the example inputs on this machine, the median of several
         runs.
     max_error : float, optional
-        Maximum relative error ||y - y0||^2 / ||y0 - mean||^2 of the outputs on calibration images.
-        If it is the only limit, the network becomes as small as the error permits.
+        Maximum relative error ||y - y0||^2 / ||y0 - mean||^2 of the outputs on unseen images: the
+        widths are selected on one half of the hold-out images, and the result is measured on the
+        other. If it is the only limit, the network becomes as small as the error permits. With
+        `Calibration(holdout=0)` the error is that on the fitting images, which is too optimistic.
+    agreement : float, optional
+        Minimum share of images with the same predicted class, guaranteed with `confidence` for
+        images like the hold-out images. If it is the only limit, the network becomes as small as
+        the agreement permits. `sparsify` holds out 40 % of the images for `max_error` and
+        `agreement`, unless `Calibration(holdout=...)` is given.
+    confidence : float, default 0.95
+        Probability with which the agreement holds.
     costs : dict, optional
         Further costs, `{"energy": (cost, limit)}` with a `Cost` and its upper limit.
     round_to : int, default 1
@@ -99,14 +110,23 @@ class Budget:
     bytes: float | int | None = None
     latency: float | int | None = None
     max_error: float | int | None = None
+    agreement: Number | None = None
+    confidence: Number = 0.95
     costs: Mapping[str, tuple[Cost, float]] = field(default_factory=dict)
     round_to: int = 1
 
     def __post_init__(self) -> None:
-        if not self.sizes and not self.costs and self.latency is None and self.max_error is None:
+        if not self.sizes and not self.costs and self.latency is None and not self.needs_holdout:
             raise BadSettingError(
-                "the budget is empty: pass params=, macs=, bytes=, latency=, max_error= or costs="
+                "the budget is empty: pass params=, macs=, bytes=, latency=, max_error=, "
+                "agreement= or costs="
             )
+        if self.agreement is not None and self.max_error is not None:
+            raise BadSettingError("pass either max_error= or agreement=, not both")
+        for name in ("agreement", "confidence"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, float) and 0 < value < 1):
+                raise BadSettingError(f"{name} must be a fraction such as 0.95, got {value!r}")
         for name, value in self.sizes.items():
             fraction = isinstance(value, float) and 0 < value <= 1
             absolute = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -131,6 +151,11 @@ class Budget:
                     f"a number, under a name other than {', '.join(SIZES)}; got {pair!r}"
                 )
         _check_count("round_to", self.round_to)
+
+    @property
+    def needs_holdout(self) -> bool:
+        """Whether the widths are selected on hold-out images."""
+        return self.max_error is not None or self.agreement is not None
 
     @property
     def sizes(self) -> dict[str, float | int]:
@@ -364,7 +389,7 @@ class Calibration:
 
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
-    holdout: float | int | None = None
+    holdout: Number | None = None
     outputs: str | Sequence[str] = "auto"
     sensitivity: Sensitivity | None = None
     sensitivity_widths: Sequence[float] = (0.7, 0.4, 0.15)
@@ -407,14 +432,13 @@ class Calibration:
         if self.holdout is None:
             usual = min(max(round(HOLDOUT * images), MIN_HOLDOUT), int(MAX_HOLDOUT * images))
             return usual if images >= MIN_IMAGES else 0
-        if isinstance(self.holdout, float):
-            return min(round(self.holdout * images), images - 1)
-        if self.holdout >= images:
+        if isinstance(self.holdout, int) and self.holdout >= images:
             raise BadSettingError(
                 f"holdout={self.holdout} leaves none of {images} images for pruning: pass fewer, "
                 "or more images"
             )
-        return self.holdout
+        count = self.holdout if isinstance(self.holdout, int) else round(self.holdout * images)
+        return min(count, images - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

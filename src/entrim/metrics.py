@@ -72,25 +72,25 @@ def _recognize(output: Tensor, images: int | None) -> Kind:
     return "logits" if output.dim() == 2 else "values"
 
 
-def log_probabilities(output: Tensor, kind: Kind) -> Tensor:
+def log_probabilities(output: Tensor, output_kind: Kind) -> Tensor:
     """Return the logarithms of the class probabilities; a single column is a binary classifier."""
     wide = output.double()
-    if kind == "logits":
+    if output_kind == "logits":
         both = torch.cat([torch.zeros_like(wide), wide], 1) if wide.shape[1] == 1 else wide
         return functional.log_softmax(both, 1)
     both = torch.cat([1 - wide, wide], 1) if wide.shape[1] == 1 else wide
     return both.clamp_min(_LEAST).log()
 
 
-def kl_divergence(found: Tensor, reference: Tensor, kind: Kind) -> Tensor:
+def kl_divergence(found: Tensor, reference: Tensor, output_kind: Kind) -> Tensor:
     """Return KL(reference || found) of every image, averaged over positions."""
-    new, old = (log_probabilities(output, kind) for output in (found, reference))
+    new, old = (log_probabilities(output, output_kind) for output in (found, reference))
     return (old.exp() * (old - new)).sum(1).reshape(len(old), -1).mean(1)
 
 
-def agreement(found: Tensor, reference: Tensor, kind: Kind) -> Tensor:
+def agreement(found: Tensor, reference: Tensor, output_kind: Kind) -> Tensor:
     """Return the share of positions of every image with the same predicted class."""
-    new, old = (log_probabilities(output, kind).argmax(1) for output in (found, reference))
+    new, old = (log_probabilities(output, output_kind).argmax(1) for output in (found, reference))
     return (new == old).double().reshape(len(old), -1).mean(1)
 
 
@@ -211,7 +211,7 @@ def lower_bound(shares: Tensor, confidence: float) -> float:
     return low
 
 
-def _tail(total: float, images: int, p: float, binary: bool) -> float:
+def _tail(total: float | int, images: int, p: float, binary: bool) -> float:
     """Return the probability of a sum of at least `total`, or a bound of it, if the mean is p."""
     if not binary:
         return math.exp(-images * _bernoulli_kl(total / images, p))
@@ -220,7 +220,7 @@ def _tail(total: float, images: int, p: float, binary: bool) -> float:
     k = torch.arange(round(total), images + 1, dtype=torch.float64)
     n = torch.tensor(float(images), dtype=torch.float64)
     ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-    logs = ways + torch.xlogy(k, torch.tensor(p)) + (n - k) * math.log1p(-p)
+    logs = ways + torch.xlogy(k, torch.tensor(p, dtype=torch.float64)) + (n - k) * math.log1p(-p)
     return math.exp(min(0.0, float(torch.logsumexp(logs, 0))))
 
 

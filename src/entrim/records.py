@@ -131,6 +131,8 @@ class Holdout:
     """Number of hold-out images on which the widths were selected."""
     guarantee: Guarantee | None = None
     """Set for `Budget(agreement=...)`."""
+    note: str | None = None
+    """Explanation of an error that is much larger than on the fitting images, with a remedy."""
 
     def __str__(self) -> str:
         parts = [

@@ -306,7 +306,8 @@ def output_change(
 
 
 def _relative_error(gaps: Sequence[OutputGap]) -> float:
-    apart, spread = sum(gap.apart for gap in gaps), sum(gap.squared_deviation for gap in gaps)
+    apart = sum((gap.apart for gap in gaps), 0.0)
+    spread = sum(gap.squared_deviation for gap in gaps)
     return apart / spread if spread > 0 else apart
 
 

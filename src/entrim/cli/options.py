@@ -10,6 +10,7 @@ from typing import Any
 from entrim.cli import units
 from entrim.config import (
     COUPLINGS,
+    OUTPUT_KINDS,
     RIDGE,
     Calibration,
     EntropicPenalty,
@@ -20,6 +21,7 @@ from entrim.errors import CommandError
 
 PENALTY = ("solver", "min_decrease", "single_consumer")
 """Options of the penalty, besides its strengths."""
+_CALIBRATION = ("holdout", "outputs", "n_positions", "n_bootstrap", "memory_limit")
 _RECONSTRUCTION = ("reconstruction", "order", "ridge", "no_residual_correction", "batchnorm")
 
 
@@ -134,6 +136,12 @@ def add_method(parser: ArgumentParser) -> Any:
         "measured on them (default: 10%%, at least 50, at most 20%%)",
     )
     group.add_argument(
+        "--outputs",
+        choices=OUTPUT_KINDS,
+        help="what the outputs of the network are (default: auto, which recognizes probabilities; "
+        "other outputs of the form images x classes count as logits)",
+    )
+    group.add_argument(
         "--n-positions",
         type=int,
         metavar="N",
@@ -155,7 +163,7 @@ def method_of(args: Namespace) -> dict[str, Any]:
     found = given(args, ("include", "exclude"))
     if reconstruction := _reconstruction_of(args):
         found["reconstruction"] = reconstruction[0]
-    calibration = given(args, ("holdout", "n_positions", "n_bootstrap", "memory_limit"))
+    calibration = given(args, _CALIBRATION)
     if args.preset == "paper":
         found["calibration"] = replace(paper_preset()["calibration"], **calibration)
     elif calibration:

@@ -32,6 +32,18 @@ def holdout(text: str) -> int | float:
     return 0 if text.strip() == "0" else count(text)
 
 
+def fraction(text: str) -> float:
+    """Return a fraction: 95% or 0.95.
+
+    >>> fraction("95%"), fraction("0.9")
+    (0.95, 0.9)
+    """
+    found = count(text)
+    if not isinstance(found, float) or found >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a fraction such as 95% or 0.95")
+    return found
+
+
 def size(text: str) -> int | float:
     """Return a fraction or a number of bytes: 30%, 500kB, 2MB, 1MiB."""
     return _amount(text, _BYTES, "30%, 500kB or 2MB")

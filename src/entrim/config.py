@@ -16,8 +16,15 @@ Patterns = str | Sequence[str]
 """Names of groups or of layers that produce their channels; `*` and `?` are wildcards."""
 SIZES = {"params": "parameters", "macs": "MACs", "bytes": "bytes"}
 COUPLINGS = ("joint", "max")
+OUTPUT_KINDS = ("auto", "logits", "probabilities", "values")
 BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
+HOLDOUT, MIN_HOLDOUT, MAX_HOLDOUT = 0.1, 50, 0.2
+"""Hold-out images by default: this share, at least this number, at most this share."""
+SELECTION_HOLDOUT = 0.4
+"""Share of hold-out images for targets that select on them."""
+MIN_IMAGES = 10
+"""With fewer images, none are held out by default."""
 ALTERNATIONS = 4000
 """Maximum number of ridge solves of the alternating solver."""
 
@@ -69,8 +76,17 @@ class Budget:
         Seconds of one forward pass on the example inputs on this machine, the median of several
         runs.
     max_error : float, optional
-        Maximum relative error ||y - y0||^2 / ||y0 - mean||^2 of the outputs on calibration images.
-        If it is the only limit, the network becomes as small as the error permits.
+        Maximum relative error ||y - y0||^2 / ||y0 - mean||^2 of the outputs on unseen images: the
+        widths are selected on one half of the hold-out images, and the result is measured on the
+        other. If it is the only limit, the network becomes as small as the error permits. With
+        `Calibration(holdout=0)` the error is that on the fitting images, which is too optimistic.
+    agreement : float, optional
+        Minimum share of images with the same predicted class, guaranteed with `confidence` for
+        images like the hold-out images. If it is the only limit, the network becomes as small as
+        the agreement permits. `sparsify` holds out 40 % of the images for `max_error` and
+        `agreement`, unless `Calibration(holdout=...)` is given.
+    confidence : float, default 0.95
+        Probability with which the agreement holds.
     costs : dict, optional
         Further costs, `{"energy": (cost, limit)}` with a `Cost` and its upper limit.
     round_to : int, default 1
@@ -93,14 +109,23 @@ class Budget:
     bytes: float | int | None = None
     latency: float | int | None = None
     max_error: float | int | None = None
+    agreement: Number | None = None
+    confidence: Number = 0.95
     costs: Mapping[str, tuple[Cost, float]] = field(default_factory=dict)
     round_to: int = 1
 
     def __post_init__(self) -> None:
-        if not self.sizes and not self.costs and self.latency is None and self.max_error is None:
+        if not self.sizes and not self.costs and self.latency is None and not self.needs_holdout:
             raise BadSettingError(
-                "the budget is empty: pass params=, macs=, bytes=, latency=, max_error= or costs="
+                "the budget is empty: pass params=, macs=, bytes=, latency=, max_error=, "
+                "agreement= or costs="
             )
+        if self.agreement is not None and self.max_error is not None:
+            raise BadSettingError("pass either max_error= or agreement=, not both")
+        for name in ("agreement", "confidence"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, float) and 0 < value < 1):
+                raise BadSettingError(f"{name} must be a fraction such as 0.95, got {value!r}")
         for name, value in self.sizes.items():
             fraction = isinstance(value, float) and 0 < value <= 1
             absolute = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -125,6 +150,11 @@ class Budget:
                     f"a number, under a name other than {', '.join(SIZES)}; got {pair!r}"
                 )
         _check_count("round_to", self.round_to)
+
+    @property
+    def needs_holdout(self) -> bool:
+        """Whether the widths are selected on hold-out images."""
+        return self.max_error is not None or self.agreement is not None
 
     @property
     def sizes(self) -> dict[str, float | int]:
@@ -325,9 +355,19 @@ class Calibration:
     batch_to_inputs : callable, optional
         Converts one batch of a custom data loader to the inputs of the network: a tensor, or a
         dict of keyword arguments.
+    holdout : float or int, optional
+        Share (float) or number (int) of the images that are not used for pruning: the agreement,
+        the KL divergence and the error of the result are measured on them. By default one tenth,
+        at least 50, but at most a fifth; none of fewer than 10 images. 0 uses all images for
+        pruning. The images are drawn at random when the `Pruner` is created.
+    outputs : {"auto", "logits", "probabilities", "values"} or sequence of them, default "auto"
+        What the outputs of the network are, for all outputs or one by one. Logits and
+        probabilities have classes in axis 1 and perhaps positions behind it, as in a segmentation
+        map; they are compared by predicted classes and KL divergence, values by their relative
+        error. "auto" recognizes probabilities; other N x K outputs count as logits.
     sensitivity : Sensitivity, optional
-        Replaces the measure of the change of the outputs. The default is the KL divergence for the
-        logits of a classifier, and the squared error relative to the variance otherwise.
+        Replaces the measure of the change of the outputs. The default is the KL divergence for
+        logits and probabilities, and the squared error relative to the variance for values.
     sensitivity_widths : sequence of float, default (0.7, 0.4, 0.15)
         Fractions of the channels of a group at which its sensitivity is measured, besides its
         minimum width; other widths are interpolated.
@@ -351,6 +391,8 @@ class Calibration:
 
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
+    holdout: Number | None = None
+    outputs: str | Sequence[str] = "auto"
     sensitivity: Sensitivity | None = None
     sensitivity_widths: Sequence[float] = (0.7, 0.4, 0.15)
     sensitivity_images: int | None = None
@@ -365,6 +407,16 @@ class Calibration:
             _check_count("sensitivity_images", self.sensitivity_images)
         for name in ("batch_size", "memory_limit", "scratch_limit"):
             _check_count(name, getattr(self, name))
+        if self.holdout is not None:
+            share = isinstance(self.holdout, float) and 0 <= self.holdout < 1
+            count = isinstance(self.holdout, int) and not isinstance(self.holdout, bool)
+            if not share and not (count and self.holdout >= 0):
+                raise BadSettingError(
+                    "holdout must be a fraction below 1.0, a number of images or 0, got "
+                    f"{self.holdout!r}"
+                )
+        for kind in [self.outputs] if isinstance(self.outputs, str) else self.outputs:
+            _check_choice("outputs", kind, OUTPUT_KINDS)
         fractions = self.sensitivity_widths
         if not all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions):
             raise BadSettingError(
@@ -378,6 +430,19 @@ class Calibration:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise BadSettingError(f"{name} must be callable, got {type(value).__name__}")
+
+    def holdout_size(self, images: int) -> int:
+        """Return the number of hold-out images among `images`."""
+        if self.holdout is None:
+            usual = min(max(round(HOLDOUT * images), MIN_HOLDOUT), int(MAX_HOLDOUT * images))
+            return usual if images >= MIN_IMAGES else 0
+        if isinstance(self.holdout, int) and self.holdout >= images:
+            raise BadSettingError(
+                f"holdout={self.holdout} leaves none of {images} images for pruning: pass fewer, "
+                "or more images"
+            )
+        count = self.holdout if isinstance(self.holdout, int) else round(self.holdout * images)
+        return min(count, images - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,8 +504,8 @@ class Distillation:
 def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> dict[str, Any]:
     """Return the options of `sparsify` for the method as published.
 
-    Every layer is solved separately, its weights are those of the entropic solution, and only
-    channels with one producer and one consumer are pruned.
+    Every layer is solved separately, its weights are those of the entropic solution, only channels
+    with one producer and one consumer are pruned, and no images are held out.
 
     Parameters
     ----------
@@ -454,19 +519,20 @@ def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> 
     Returns
     -------
     dict
-        Keyword arguments of `sparsify`: `budget` and `reconstruction`.
+        Keyword arguments of `sparsify`: `budget`, `reconstruction` and `calibration`.
 
     Examples
     --------
     >>> import entrim
     >>> sorted(entrim.paper_preset(-1e-3, 1e-3))
-    ['budget', 'reconstruction']
+    ['budget', 'calibration', 'reconstruction']
     """
     return {
         "budget": EntropicPenalty(
             eps_w=eps_w, eps_l2=eps_l2, **{"single_consumer": True, **penalty}
         ),
         "reconstruction": Reconstruction(weights="solution"),
+        "calibration": Calibration(holdout=0),
     }
 
 

@@ -113,6 +113,29 @@ class BudgetError(EntrimError, ValueError):
             f"{found:.3g}: allow this error, or a larger network"
         )
 
+    @classmethod
+    def agreement(
+        cls, target: float, confidence: float, share: float, images: int, needed: int | None
+    ) -> "BudgetError":
+        """Return the error for an agreement that the mildest pruned network does not show."""
+        remedy = (
+            f"hold out {needed:,} images, for which this agreement is enough, or request less"
+            if needed is not None
+            else "request less, or exclude sensitive groups"
+        )
+        return cls(
+            f"an agreement of {target:.1%} with {confidence:.0%} confidence cannot be shown: the "
+            f"best pruned network agrees on {share:.1%} of {images:,} hold-out images; {remedy}"
+        )
+
+    @classmethod
+    def disagreement(cls, target: float, low: float, possible: str) -> "BudgetError":
+        """Return the error for an agreement that the other limits exclude."""
+        return cls(
+            f"agreement={target:.3g} contradicts the rest of the budget, which leads to a lower "
+            f"bound of {low:.3g}: request at most that, or a larger network ({possible})"
+        )
+
 
 class SearchError(EntrimError, RuntimeError):
     """All trials of a search failed."""

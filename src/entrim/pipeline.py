@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from entrim.calibration.data import CalibrationData, Images, read_images
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.callbacks import Callback, Progress
 from entrim.config import (
+    SELECTION_HOLDOUT,
     SIZES,
     Budget,
     Calibration,
@@ -58,14 +60,18 @@ from entrim.errors import (
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import (
     ExampleInputs,
+    call,
+    copy_without_hooks,
     isolate_random_state,
+    leaves,
     neutral_context,
     samples,
     unwrap,
 )
+from entrim.metrics import AgreementBound, Comparison, Kind, compare, min_images, output_kinds
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
 from entrim.reconstruction.sequential import reconstruct, removed_from
-from entrim.records import LayerRecord, Record
+from entrim.records import Estimate, Guarantee, Holdout, LayerRecord, Record
 from entrim.results import (
     VERSIONS,
     SparsifyResult,
@@ -100,11 +106,17 @@ EXAMPLES = 4
 """Number of images with which a network is traced if no example inputs are given."""
 ERROR_IMAGES = 256
 """Number of images on which the error of the result is measured."""
-SENSITIVITY_PASSES, MIN_IMAGES = 8, 100
+SENSITIVITY_PASSES, MIN_SENSITIVITY_IMAGES = 8, 100
 """The automatic number of images for the sensitivity: forward passes in total, and its minimum."""
+LARGE_GAP, SMALL_ERROR = 2.0, 0.01
+"""A note explains an error on unseen images, above the second value, that is this many times the
+error on fitting images."""
+HALF_IMAGES = 50
+"""Minimum number of hold-out images on which widths are selected for `max_error`, and of those on
+which the result is measured."""
 REPEATS = 15
 """Number of runs whose median is the latency of a point."""
-TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit)
+TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit, AgreementBound)
 """Dataclasses in checkpoints."""
 
 
@@ -145,7 +157,8 @@ class Pruner:
     calibration : Calibration, default Calibration()
         How the images are used.
     example_inputs : Tensor, tuple or dict, optional
-        Inputs with which the network is traced and verified; by default the first four images.
+        Inputs with which the network is traced and verified; by default the first four images that
+        are not held out.
     callbacks : list of Callback, optional
         Callbacks that receive progress events.
     checkpoint_dir : str or path, optional
@@ -202,11 +215,24 @@ class Pruner:
             batch_size=calibration.batch_size,
             batch_to_inputs=calibration.batch_to_inputs,
         )
-        first = self.images.batch(slice(0, EXAMPLES))
+        self.fitting_images, self.holdout_images = self._split_images()
+        first = self.fitting_images.batch(slice(0, EXAMPLES))
         self.example_inputs: ExampleInputs = first if example_inputs is None else example_inputs
         self.fits: list[LayerFit] = []
         """The layers that the last reconstruction refitted."""
         self._errors: dict[tuple[tuple[str, int], ...], float] = {}
+        self._first_agreement: Budget | None = None
+        """The first agreement target, the only one that the hold-out images guarantee."""
+
+    def _split_images(self) -> tuple[CalibrationData, CalibrationData]:
+        """Return the images that statistics and weights are fitted on, and the hold-out images."""
+        count = self.images.count
+        held = self.calibration.holdout_size(count)
+        digest = hashlib.sha256(f"{self.seed} hold-out".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        out, rest = torch.randperm(count, generator=generator).tensor_split([held])
+        fitting = self.images.subset(rest.sort().values) if held else self.images
+        return fitting, self.images.subset(out)
 
     def __enter__(self) -> "Pruner":
         return self
@@ -253,6 +279,9 @@ class Pruner:
             If even the narrowest network exceeds the budget.
         """
         self.resolver.check(target)
+        _ = self.output_kinds  # raises if they do not fit the network
+        if isinstance(target, Budget):
+            self._check_holdout(target)
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
             torch.manual_seed(self._run_seed or 0)
             identity = {} if self.checkpoints.folder is None else self._identity
@@ -277,7 +306,7 @@ class Pruner:
         """The consumers of all groups and their Gram matrices, collected on demand."""
         graph = self.graph
         with isolate_random_state(), self.progress.stage("trace"):
-            found = self._statistics_on(self.images, self._run_seed)
+            found = self._statistics_on(self.fitting_images, self._run_seed)
             warning = check_images(found.forward)
             groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
             self.progress.step("trace", type(self.model).__name__, 1, 1, groups)
@@ -285,6 +314,15 @@ class Pruner:
             self.progress.warn(warning, CalibrationWarning)
         self._data_notes = list(self.progress.notes)
         return found
+
+    @cached_property
+    def output_kinds(self) -> tuple[Kind, ...]:
+        """What each output of the network is: logits, probabilities or values."""
+        _ = self.graph  # raises if the network cannot be called
+        batch = self.fitting_images.batches(self.calibration.batch_size)[0]
+        with torch.no_grad(), isolate_random_state():
+            outputs = leaves(call(copy_without_hooks(self.model).eval(), batch))
+        return output_kinds(outputs, samples(batch), self.calibration.outputs)
 
     def select(self, target: Target | None = None) -> Selection:
         """Return the channels to keep for `target`: by penalty, at widths, or by allocation."""
@@ -384,7 +422,9 @@ class Pruner:
         images = self.calibration.sensitivity_images
         if images is None:
             trials = len(names) * (1 + len(self.calibration.sensitivity_widths)) / 2
-            images = max(MIN_IMAGES, round(SENSITIVITY_PASSES * self.images.count / trials))
+            images = max(
+                MIN_SENSITIVITY_IMAGES, round(SENSITIVITY_PASSES * self.images.count / trials)
+            )
         batches = self._measured_batches(images)
         some = replace(
             forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
@@ -398,6 +438,7 @@ class Pruner:
             self.statistics.store,
             ridge,
             self.calibration.sensitivity,
+            self.calibration.outputs,
         )
 
     @cached_property
@@ -434,6 +475,8 @@ class Pruner:
         limits = {} if budget is None else budget.limits(problem.sizes)
         problem.check_feasible(limits)  # before the expensive part
         problem = replace(problem, curves=self.curves)
+        if budget is not None and budget.agreement is not None and self._first_agreement is None:
+            self._first_agreement = budget
         with self.progress.stage("allocate"):
             point = select_point(
                 problem,
@@ -442,6 +485,7 @@ class Pruner:
                 self.analyzer.uninformative_divergence(),
                 latency_of=self._latency_at,
                 error_of=partial(self._error_at, targets),
+                agreement_of=partial(self._agreement_at, targets, budget),
             )
             channels = self._selection_at(point.at, targets, point.reason)
             self._report_allocation(problem, point)
@@ -478,7 +522,8 @@ class Pruner:
         return measured_widths(self.rankings[name], self.calibration.sensitivity_widths)
 
     def _measured_batches(self, images: int) -> int:
-        return measured_batches(len(self.statistics.forward.batches), self.images.count, images)
+        batches = len(self.statistics.forward.batches)
+        return measured_batches(batches, self.fitting_images.count, images)
 
     def _rank(self, group: Group, selector: Selector) -> list[int]:
         if not isinstance(selector, RankingSelector):
@@ -529,10 +574,17 @@ class Pruner:
         return self.checkpoints.get_or_compute(f"latency at {sorted(point.widths.items())}", run)
 
     def _error_at(self, targets: Mapping[str, GroupTarget], point: AllocationPoint) -> float:
-        """Return the error of the outputs with the widths of `point`, after reconstruction."""
+        """Return the error of the outputs with the widths of `point`, after reconstruction.
+
+        It is measured on the first half of the hold-out images, if there are any.
+        """
         widths = tuple(sorted(point.widths.items()))
 
         def run() -> float:
+            images = self._holdout_halves()[0]
+            if images.count:
+                error = self._compare_at(targets, point, images).error()
+                return math.inf if error is None else error.value
             selection = self._selection_at(point, targets, "")
             return self.analyzer.change(self._tensors(selection)).error
 
@@ -540,6 +592,60 @@ class Pruner:
             key = f"error at {list(widths)}"
             self._errors[widths] = self.checkpoints.get_or_compute(key, run)
         return self._errors[widths]
+
+    def _agreement_at(
+        self, targets: Mapping[str, GroupTarget], budget: Budget | None, point: AllocationPoint
+    ) -> AgreementBound:
+        """Return the agreement on all hold-out images with the widths of `point`."""
+        assert budget is not None
+
+        def run() -> AgreementBound:
+            found = self._compare_at(targets, point, self.holdout_images)
+            return found.agreement_bound(budget.confidence)
+
+        key = f"agreement at {sorted(point.widths.items())} with {budget.confidence}"
+        return self.checkpoints.get_or_compute(key, run)
+
+    def _compare_at(
+        self, targets: Mapping[str, GroupTarget], point: AllocationPoint, images: CalibrationData
+    ) -> Comparison:
+        """Return the comparison of the network with the widths of `point` on `images`."""
+        selection = self._selection_at(point, targets, "")
+        with self.progress.muted(), warnings.catch_warnings():
+            for category in (CalibrationWarning, RolledBackWarning):
+                warnings.simplefilter("ignore", category)
+            plan = self._reconstruct(selection)
+            small = prune(self.model, plan, self.example_inputs, graph=self.graph).model
+        batches = images.batches(self.calibration.batch_size)
+        return compare(small, self.model, batches, self.output_kinds)
+
+    def _holdout_halves(self) -> tuple[CalibrationData, CalibrationData]:
+        """Return the hold-out images on which widths are selected for `max_error`, and the rest."""
+        rows = torch.arange(self.holdout_images.count).tensor_split(2)
+        return self.holdout_images.subset(rows[0]), self.holdout_images.subset(rows[1])
+
+    def _check_holdout(self, budget: Budget) -> None:
+        """Raise a BadSettingError if there are too few hold-out images for `budget`."""
+        if budget.max_error is not None and self.calibration.holdout != 0:
+            self._require_holdout(2 * HALF_IMAGES, f"max_error={budget.max_error}")
+        if budget.agreement is not None:
+            if all(kind == "values" for kind in self.output_kinds):
+                raise BadSettingError(
+                    "an agreement needs predicted classes, but the outputs are values: pass "
+                    'max_error=, or Calibration(outputs="logits") if axis 1 contains classes'
+                )
+            needed = min_images(budget.agreement, budget.confidence)
+            shown = f"agreement={budget.agreement} with confidence={budget.confidence}"
+            self._require_holdout(needed, shown)
+
+    def _require_holdout(self, needed: int, target: str) -> None:
+        held, count = self.holdout_images.count, self.images.count
+        if held < needed:
+            raise BadSettingError(
+                f"{target} needs at least {needed} hold-out images, but {held} of {count} images "
+                f"are held out: pass Calibration(holdout={needed}), or at least "
+                f"{math.ceil(needed / SELECTION_HOLDOUT)} images to sparsify"
+            )
 
     def _tensors(
         self,
@@ -603,7 +709,7 @@ class Pruner:
     ) -> dict[str, tuple[int, ...]]:
         """Return the kept channels of every group on images drawn with replacement."""
         generator = self.statistics.forward.drawing(f"resample {number}")
-        images = self.images.resample(generator)
+        images = self.fitting_images.resample(generator)
         sample = self._statistics_on(images, generator.initial_seed())
         with sample.store, self.progress.muted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", CalibrationWarning)
@@ -650,7 +756,7 @@ class Pruner:
     def draws(self) -> bool:
         """Whether anything is drawn at random."""
         sampled = self.calibration.n_positions is not None or self.calibration.n_bootstrap > 0
-        return sampled or self.resolver.is_random
+        return sampled or self.holdout_images.count > 0 or self.resolver.is_random
 
     def _warn_nothing_pruned(self, target: Target | None, selection: Selection) -> None:
         """Explain why nothing was pruned; for a penalty, name one that prunes something."""
@@ -712,7 +818,10 @@ class Pruner:
             some = batches[: self._measured_batches(ERROR_IMAGES)]
             error = error_of(pruned.model, self.model, some)
             detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
+            holdout = self._compare_on_holdout(pruned.model, error, target, selection.point)
             self.progress.step("measure", name, 1, 1, detail)
+        if holdout is not None and holdout.note is not None:
+            self.progress.notes.append(holdout.note)
         if isinstance(target, Budget) and selection.point is not None:
             limits = target.limits({kind: getattr(before, kind) for kind in SIZES})
             for note, category in budget_warnings(target, limits, selection.point, after):
@@ -735,6 +844,7 @@ class Pruner:
             seconds=dict(self.progress.seconds),
             notes=tuple(self.progress.notes),
             error=error,
+            holdout=holdout,
             original=fingerprint(values_of(self.model).values()),
             images_checksum=self.images.checksum(),
             seed=self.seed if self.draws else None,
@@ -744,6 +854,48 @@ class Pruner:
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
         return SparsifyResult(
             model=pruned.model, plan=pruned.plan, record=record, original=self.model
+        )
+
+    def _compare_on_holdout(
+        self,
+        small: nn.Module,
+        in_sample: float | None,
+        target: Target | None,
+        point: SelectedPoint | None,
+    ) -> Holdout | None:
+        """Return the comparison with the original on hold-out images; None if there are none.
+
+        `in_sample` is the error on fitting images.
+        """
+        images, selected, guarantee = self.holdout_images, 0, None
+        if not images.count:
+            return None
+        if isinstance(target, Budget) and target.max_error is not None:
+            images = self._holdout_halves()[1]
+            selected = self.holdout_images.count - images.count
+        if point is not None and point.bound is not None:
+            assert isinstance(target, Budget)
+            assert target.agreement is not None
+            selected = images.count
+            guarantee = Guarantee(
+                agreement=target.agreement,
+                confidence=target.confidence,
+                low=point.bound.low,
+                tested=point.tested,
+                holds=target == self._first_agreement,
+            )
+        batches = images.batches(self.calibration.batch_size)
+        found = compare(small, self.model, batches, self.output_kinds)
+        return Holdout(
+            images=images.count,
+            outputs=self.output_kinds,
+            recognized=self.calibration.outputs == "auto",
+            agreement=found.agreement(),
+            divergence=found.divergence(),
+            error=found.error(),
+            selection_images=selected,
+            guarantee=guarantee,
+            note=_overfitting_note(in_sample, found.error()),
         )
 
     def settings(self, target: Target | None) -> dict[str, Any]:
@@ -820,6 +972,8 @@ def sparsify(
     4
     """
     own = not isinstance(checkpoint_dir, CheckpointStore)
+    if isinstance(budget, Budget) and budget.needs_holdout and calibration.holdout is None:
+        calibration = replace(calibration, holdout=SELECTION_HOLDOUT)
     pruner = Pruner(
         model,
         images,
@@ -840,6 +994,19 @@ def sparsify(
     if own:
         pruner.checkpoints.remove()
     return result
+
+
+def _overfitting_note(in_sample: float | None, unseen: Estimate | None) -> str | None:
+    """Return the explanation of a much larger error on unseen images."""
+    if in_sample is None or unseen is None:
+        return None
+    if unseen.low < SMALL_ERROR or LARGE_GAP * in_sample >= unseen.low:
+        return None
+    return (
+        f"the error is {in_sample:.1%} on the images that the weights were fitted on, but "
+        f"{unseen.value:.1%} on unseen images, because the weights are fitted too closely: "
+        "pass more images, a larger Reconstruction(ridge=...), or a milder target"
+    )
 
 
 def _group_statistics(statistics: LayerStatistics, group: Group) -> GroupStatistics:

@@ -77,6 +77,89 @@ class TradeOff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """The agreement that a target guarantees for images like the hold-out images."""
+
+    agreement: float
+    """The requested agreement."""
+    confidence: float
+    low: float
+    """Lower confidence bound of the agreement of the returned network."""
+    tested: int
+    """Number of networks that were tested, from the widest on."""
+    holds: bool
+    """False if the hold-out images were used for another agreement target before."""
+
+    def __str__(self) -> str:
+        found = (
+            f"agreement of at least {self.agreement:.1%} with {self.confidence:.0%} confidence, "
+            f"lower bound {self.low:.1%}"
+        )
+        if self.holds:
+            return f"guaranteed on images like these: {found}"
+        return (
+            f"not guaranteed, because these hold-out images were used for another target: {found}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdout:
+    """Comparison of the pruned network with the original on images that pruning did not use."""
+
+    images: int
+    """Number of images of the comparison."""
+    outputs: tuple[str, ...]
+    """What each output was compared as: "logits", "probabilities" or "values"."""
+    recognized: bool
+    """Whether this was recognized automatically."""
+    agreement: Estimate | None
+    """Share of equal predicted classes; None if all outputs are values."""
+    divergence: Estimate | None
+    """Mean KL divergence of the class probabilities; None if all outputs are values."""
+    error: Estimate | None
+    """Squared error of the outputs relative to their variance; None if it is undefined."""
+    selection_images: int = 0
+    """Number of hold-out images on which the widths were selected."""
+    guarantee: Guarantee | None = None
+    """Set for `Budget(agreement=...)`."""
+    note: str | None = None
+    """Explanation of an error that is much larger than on the fitting images, with a remedy."""
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} {value} (95 % interval {low} to {high})"
+            for name, (value, low, high) in self.figures().items()
+        ]
+        assumed = ", recognized automatically" if self.recognized else ""
+        found = f"on {self.images} unseen images: {', '.join(parts) or 'nothing comparable'}"
+        kinds = f"outputs compared as {' and '.join(self.outputs)}{assumed}"
+        more = [] if self.guarantee is None else [str(self.guarantee)]
+        return "; ".join([found, kinds, *more])
+
+    def figures(self) -> dict[str, tuple[str, str, str]]:
+        """Return every defined figure as text: value, and both ends of its interval."""
+        shown = {
+            "agreement": (self.agreement, "{:.1%}"),
+            "KL divergence": (self.divergence, "{:.3g}"),
+            "error": (self.error, "{:.3g}"),
+        }
+        return {
+            name: (form.format(e.value), form.format(e.low), form.format(e.high))
+            for name, (e, form) in shown.items()
+            if e is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Distilled:
     """Result of training the pruned network to reproduce the outputs of the original."""
 
@@ -151,8 +234,10 @@ class Record:
     score: Score | None = None
     """Set by `SparsifyResult.with_scores`."""
     error: float | None = None
-    """Squared error of the outputs relative to their variance, on images of the run; None after
-    distillation, or if it is undefined."""
+    """Squared error of the outputs relative to their variance, on images that the weights were
+    fitted on: lower than on other images. None after distillation, or if it is undefined."""
+    holdout: Holdout | None = None
+    """The same comparison on unseen images; None without hold-out images, or after distillation."""
     original: str | None = None
     """Checksum of all tensors of the original network."""
     images_checksum: str | None = None
@@ -196,7 +281,9 @@ class Record:
             for group in self.groups
         ]
         stages = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
-        lines += [stages, *(str(part) for part in (self.distilled, self.score) if part)]
+        unseen = self.holdout or "not measured on unseen images"
+        lines += [stages, str(unseen)]
+        lines += [str(part) for part in (self.distilled, self.score) if part]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -204,11 +291,20 @@ def _record(data: dict[str, Any]) -> Record:
     many = {"groups": GroupRecord, "layers": LayerRecord, "tradeoff": TradeOff}
     many |= {"earlier": Distilled} if "earlier" in data else {}  # not in older records
     made = {name: tuple(kind(**_tuples(d)) for d in data.pop(name)) for name, kind in many.items()}
-    one = {"distilled": Distilled, "score": Score}
+    one = {"distilled": Distilled, "score": Score, "holdout": _holdout}
     made |= {name: kind(**data.pop(name)) for name, kind in one.items() if data.get(name)}
     sizes = {name: Size(**data.pop(name)) for name in ("before", "after")}
     frozen = tuple((layer, channels, reason) for layer, channels, reason in data.pop("frozen"))
     return Record(**sizes, **made, frozen=frozen, **_tuples(data))
+
+
+def _holdout(**data: Any) -> Holdout:
+    parts = {
+        "guarantee": Guarantee,
+        **dict.fromkeys(("agreement", "divergence", "error"), Estimate),
+    }
+    made = {name: kind(**data.pop(name)) for name, kind in parts.items() if data.get(name)}
+    return Holdout(**_tuples(data), **made)
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from entrim.allocation.allocate import (
 )
 from entrim.allocation.costs import Costs, Length, Term
 from entrim.errors import BadSettingError, BudgetError
+from entrim.metrics import AgreementBound
 
 
 def chain(widths: list[int], maps: list[int]) -> Costs:
@@ -159,6 +160,7 @@ def test_a_fraction_is_relative_to_the_original_and_an_integer_is_absolute() -> 
 PROBLEM = problem_of([60, 80], [1.0, 2.0])
 HALF = PROBLEM.sizes["params"] // 2
 Measure = Callable[[AllocationPoint], float]
+ALL_AGREE = AgreementBound(share=1.0, images=100, low=0.97)
 
 
 def select(
@@ -166,10 +168,19 @@ def select(
     *,
     latency_of: Measure = lambda point: 0.0,
     error_of: Measure = lambda point: 0.0,
+    agreement_of: Callable[[AllocationPoint], AgreementBound] = lambda point: ALL_AGREE,
     problem: AllocationProblem = PROBLEM,
 ) -> SelectedPoint:
     limits = budget.limits(problem.sizes)
-    return select_point(problem, budget, limits, 1.0, latency_of=latency_of, error_of=error_of)
+    return select_point(
+        problem,
+        budget,
+        limits,
+        1.0,
+        latency_of=latency_of,
+        error_of=error_of,
+        agreement_of=agreement_of,
+    )
 
 
 def by_params(function: Callable[[float], float]) -> Measure:

@@ -22,6 +22,19 @@ PENALTY = "--solver alternating --min-decrease 3e-3 --single-consumer --coupling
             "--bytes 1kB --latency 5ms --max-error 0.1 --round-to 4",
             {"budget": entrim.Budget(bytes=1000, latency=0.005, max_error=0.1, round_to=4)},
         ),
+        (
+            "--agreement 95% --confidence 0.9 --macs 50%",
+            {"budget": entrim.Budget(macs=0.5, agreement=0.95, confidence=0.9)},
+        ),
+        (
+            "--holdout 20% --outputs values",
+            {"calibration": entrim.Calibration(holdout=0.2, outputs="values")},
+        ),
+        (
+            "--preset paper --holdout 30",
+            {**entrim.paper_preset(), "calibration": entrim.Calibration(holdout=30)},
+        ),
+        ("--holdout 0", {"calibration": entrim.Calibration(holdout=0)}),
         ("--width 0.5", {"budget": entrim.Widths(0.5)}),
         (
             "--width conv*=0.5 --width fc=8 --round-to 4 --coupling max",
@@ -131,6 +144,7 @@ def test_options_of_sparsify(words: str, expected: dict[str, Any]) -> None:
             {
                 "penalty": entrim.EntropicPenalty(single_consumer=True),
                 "reconstruction": entrim.Reconstruction(weights="solution"),
+                "calibration": entrim.Calibration(holdout=0),
             },
         ),
     ],

@@ -23,6 +23,8 @@ from tests.regression.results import Result, digest, digests_of
 CASES: dict[str, Callable[[], Result]] = {}
 UNSEEN = 9
 """The seed of images that no case calibrates with."""
+ALL = entrim.Calibration(holdout=0)
+"""All images are fitted on."""
 
 
 def case(function: Callable[[], Result]) -> Callable[[], Result]:
@@ -37,6 +39,7 @@ def channels_of(model: nn.Module) -> int:
 
 
 def sparsify(model: nn.Module, **options: Any) -> entrim.SparsifyResult:
+    options = {"calibration": ALL, **options}
     return entrim.sparsify(model, images(channels=channels_of(model)), **options)
 
 
@@ -168,7 +171,7 @@ def vgg_on_sampled_positions() -> Result:
             vgg_network(),
             budget=entrim.EntropicPenalty(per_group={"0": (-1e-2, 1e-2), "*": (-3e-3, 3e-3)}),
             exclude="15",
-            calibration=entrim.Calibration(n_positions=8, n_bootstrap=2),
+            calibration=entrim.Calibration(holdout=0, n_positions=8, n_bootstrap=2),
             seed=5,
         )
     )
@@ -200,7 +203,13 @@ def search_in_lenet() -> Result:
         return 1 - float((small(unseen) - wanted).square().mean())
 
     found = entrim.search(
-        model, images(channels=1), score, trials=4, eps_w=(1e-4, 1e-2), eps_l2=(1e-4, 1e-2)
+        model,
+        images(channels=1),
+        score,
+        trials=4,
+        eps_w=(1e-4, 1e-2),
+        eps_l2=(1e-4, 1e-2),
+        calibration=ALL,
     )
     best = found.best(params=0.9)
     result = pinned(found.sparsify(best))

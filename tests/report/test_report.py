@@ -9,7 +9,7 @@ import torch
 
 import entrim
 from entrim.errors import LoadError, SaveError
-from entrim.records import Distilled, Record, Score
+from entrim.records import Distilled, Guarantee, Record, Score
 from entrim.report.markup import tag
 from entrim.report.page import html, write
 from entrim.report.report_data import read
@@ -189,13 +189,13 @@ def test_empty_sections_are_omitted(eps: Path) -> None:
     bare = replace(data.record, groups=(), layers=(), frozen=(), notes=(), seconds={}, tradeoff=())
     page = html(replace(data, record=bare, layers=()))
     sections = {section["id"] for section in Outline(page).attributes_of("section")}
-    assert sections == {"proof", "again"}
+    assert sections == {"unseen", "proof", "again"}
 
 
 def test_score_is_the_first_card(eps: Path) -> None:
     data = read(eps)
     score = Score(name="accuracy, %", before=91.984, after=86.62, on="5,000 images of t.npz")
-    for one, bars in ((score, 5), (replace(score, before=-2.0), 4)):
+    for one, bars in ((score, 6), (replace(score, before=-2.0), 5)):
         page = html(replace(data, record=replace(data.record, score=one)))
         head = page.partition("<nav")[0]
         assert head.index("accuracy, %") < head.index("fewer parameters")
@@ -209,12 +209,30 @@ def test_output_error_and_date_are_reported(eps: Path) -> None:
     record = replace(data.record, error=0.0123, date="2026-11-16T18:34:07+00:00")
     text = visible_text(html(replace(data, record=record)))
     assert "entrim report · 2026-11-16 " in text
-    assert "the squared output error is 1.2 % of the output variance" in text
+    assert "error, fitting images 0.0123" in text
     assert "2026-11-16, 18:34 UTC" in text
     bare = visible_text(html(replace(data, record=replace(record, error=None, date=None))))
     assert "entrim report S" in bare
-    assert "squared output error is" not in bare
+    assert "error, fitting images" not in bare
     assert "None" not in bare
+
+
+def test_figures_on_unseen_images_are_reported(eps: Path) -> None:
+    data = read(eps)
+    holdout = data.record.holdout
+    assert holdout is not None
+    assert holdout.agreement is not None
+    text = visible_text(html(data))
+    value, low, high = holdout.figures()["agreement"]
+    assert f"agreement, unseen images {value} {low} to {high}" in text
+    assert "compared as logits, which was recognized automatically" in text
+    assert f"on {holdout.images} unseen images" in text
+    given = Guarantee(agreement=0.9, confidence=0.95, low=0.93, tested=4, holds=False)
+    marked = replace(holdout, guarantee=given, selection_images=40)
+    text = visible_text(html(replace(data, record=replace(data.record, holdout=marked))))
+    assert "Not guaranteed, because these hold-out images were used for another target" in text
+    text = visible_text(html(replace(data, record=replace(data.record, holdout=None))))
+    assert "Nothing was measured on unseen images: no images were held out." in text
 
 
 def test_common_reason_of_groups_is_stated_once(budget: Path) -> None:

@@ -14,12 +14,15 @@ from itertools import pairwise
 from entrim.allocation.costs import Costs
 from entrim.config import SIZES, Budget, Cost
 from entrim.errors import BudgetError
+from entrim.metrics import AgreementBound, images_needed
 
 BOTH = ("params", "macs")
 """The costs that a path reduces once the budget holds."""
 KNEE = 10.0
 """Trade-off weight: removing 1 % of the network may cost 0.1 % of the divergence of an
 uninformative network."""
+AGREEMENT_POINTS = 20
+"""Maximum number of points that are tested for an agreement."""
 MAX_ERROR_POINTS = 8
 """Number of further points that are evaluated if the first one exceeds `max_error`."""
 STEPS = 64
@@ -195,6 +198,10 @@ class SelectedPoint:
     reason: str
     seconds: float | None = None
     """Measured latency, if it is limited."""
+    bound: AgreementBound | None = None
+    """Agreement on hold-out images, if it is limited."""
+    tested: int = 0
+    """Number of points that were tested for the agreement."""
 
 
 def select_point(
@@ -205,11 +212,13 @@ def select_point(
     *,
     latency_of: Callable[[AllocationPoint], float],
     error_of: Callable[[AllocationPoint], float],
+    agreement_of: Callable[[AllocationPoint], AgreementBound],
 ) -> SelectedPoint:
     """Return the first point within the budget; without a budget, the knee of the path.
 
     Sizes and costs, as absolute `limits`, determine the first feasible point; latency and error are
-    then evaluated at this and the following points. `uninformative` is the divergence of outputs
+    then evaluated at this and the following points, and the agreement at this point or, without
+    other limits, at points of the path. `uninformative` is the divergence of outputs
     that do not depend on the image.
     """
     if budget is None:
@@ -236,21 +245,102 @@ def select_point(
         else:
             at, error = _last_accurate(path, budget.max_error, error_of)
         reasons.append(f"error {error:.3g} of {budget.max_error:.3g}")
-    return SelectedPoint(path=path, at=at, reason="; ".join(reasons), seconds=seconds)
+    bound, tested = None, 0
+    if budget.agreement is not None:
+        steps = agreement_points(problem, path)
+        if limits or budget.latency is not None:
+            bound, tested = _check_agreement(problem, at, steps, budget, agreement_of), 1
+        else:
+            at, bound, tested = _last_agreeing(steps, budget, agreement_of)
+        reasons.append(f"agreement at least {bound.low:.3g} of {budget.agreement:.3g}")
+    reason = "; ".join(reasons)
+    return SelectedPoint(
+        path=path, at=at, reason=reason, seconds=seconds, bound=bound, tested=tested
+    )
 
 
 def knee(
     problem: AllocationProblem, path: Sequence[AllocationPoint], uninformative: float
 ) -> AllocationPoint:
     """Return the point with the best trade-off between saved cost and divergence."""
-    full = problem.sizes
     scale = KNEE / uninformative if uninformative > 0 else KNEE
 
     def value(point: AllocationPoint) -> float:
-        saved = sum(1 - point.costs[kind] / max(1, full[kind]) for kind in BOTH) / len(BOTH)
-        return saved - scale * point.divergence
+        return 1 - _cost_share(problem, point) - scale * point.divergence
 
     return max(path, key=value)
+
+
+def agreement_points(
+    problem: AllocationProblem, path: Sequence[AllocationPoint]
+) -> list[AllocationPoint]:
+    """Return at most `AGREEMENT_POINTS` points of a path, evenly spaced in saved cost.
+
+    They depend on the fitting images only. The original network is not among them.
+    """
+    shares = [1 - _cost_share(problem, point) for point in path]
+    steps = [max(shares) * k / AGREEMENT_POINTS for k in range(1, AGREEMENT_POINTS + 1)]
+    numbers = [next(n for n, s in enumerate(shares) if s >= step) for step in steps]
+    return [path[number] for number in dict.fromkeys(numbers) if number]
+
+
+def _last_agreeing(
+    points: Sequence[AllocationPoint],
+    budget: Budget,
+    agreement_of: Callable[[AllocationPoint], AgreementBound],
+) -> tuple[AllocationPoint, AgreementBound, int]:
+    """Return the last point before the first whose agreement is not shown, its bound, and tests.
+
+    Testing fixed points in a fixed order up to the first failure keeps the confidence: a wrong
+    point is returned only if the first wrong one on the path passes its test.
+    """
+    assert budget.agreement is not None
+    passed: tuple[AllocationPoint, AgreementBound] | None = None
+    tested = 0
+    for point in points:
+        bound, tested = agreement_of(point), tested + 1
+        if bound.low < budget.agreement:
+            if passed is None:
+                raise _not_shown(budget, bound)
+            break
+        passed = point, bound
+    if passed is None:
+        raise BudgetError("no channel can be pruned: include more groups (include=, exclude=)")
+    return *passed, tested
+
+
+def _check_agreement(
+    problem: AllocationProblem,
+    at: AllocationPoint,
+    points: Sequence[AllocationPoint],
+    budget: Budget,
+    agreement_of: Callable[[AllocationPoint], AgreementBound],
+) -> AgreementBound:
+    """Return the bound of the agreement at a point; raise a BudgetError if it is too low."""
+    assert budget.agreement is not None
+    bound = agreement_of(at)
+    if bound.low >= budget.agreement:
+        return bound
+    larger = [point for point in points if point.divergence < at.divergence]
+    try:
+        possible = _last_agreeing(larger, budget, agreement_of)[0]
+    except BudgetError:
+        raise _not_shown(budget, bound) from None
+    shares = f"the agreement is possible with {_shares(problem, possible)}"
+    raise BudgetError.disagreement(budget.agreement, bound.low, shares)
+
+
+def _not_shown(budget: Budget, bound: AgreementBound) -> BudgetError:
+    assert budget.agreement is not None
+    needed = images_needed(bound.share, budget.agreement, budget.confidence)
+    return BudgetError.agreement(
+        budget.agreement, budget.confidence, bound.share, bound.images, needed
+    )
+
+
+def _cost_share(problem: AllocationProblem, point: AllocationPoint) -> float:
+    full = problem.sizes
+    return sum(point.costs[kind] / max(1, full[kind]) for kind in BOTH) / len(BOTH)
 
 
 def _first_fast(

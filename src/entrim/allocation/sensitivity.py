@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from entrim.calibration.collect import Pass, gram_of
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
@@ -23,6 +22,7 @@ from entrim.graph.eager import (
     leaves,
     samples,
 )
+from entrim.metrics import Kind, kl_divergence, log_probabilities, output_kinds
 from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_tensors, refit_layer
 from entrim.selection.base import ChannelRanking
 
@@ -70,8 +70,7 @@ class OutputChange:
     """The distance between outputs and reference outputs: 0 if they are equal."""
 
     divergence: float
-    """Mean Kullback-Leibler divergence of the class probabilities for the logits of a classifier,
-    the error otherwise."""
+    """Mean Kullback-Leibler divergence of the class probabilities, and the error of values."""
     error: float
     """Squared error relative to the variance."""
 
@@ -139,11 +138,15 @@ class SensitivityAnalyzer:
     ridge: float | None
     sensitivity: Sensitivity | None = None
     """User-defined measure that replaces the divergence."""
+    outputs: str | Sequence[str] = "auto"
+    """What the outputs are."""
+    kinds: tuple[Kind, ...] = field(init=False)
     reference: list[list[Tensor]] = field(init=False)
     """Outputs of the original network, by batch."""
 
     def __post_init__(self) -> None:
         self.reference = self._outputs(dict(self.task.tensors))
+        self.kinds = output_kinds(self.reference[0], self._images[0], self.outputs)
 
     def sweep(
         self, trials: Mapping[str, Sequence[Sequence[int]]], held: Kept
@@ -181,14 +184,21 @@ class SensitivityAnalyzer:
                 for batch in self.reference
             ]
             return self._compare(blind).divergence
-        if not are_logits(self.reference[0]):
-            return 1.0 if any(gap.squared_deviation > 0 for gap in self._reference_gaps()) else 0.0
-        logits = [batch[0].double() for batch in self.reference]
-        mean = torch.cat(logits).softmax(1).mean(0).log()
-        return self._compare([[mean.expand_as(t)] for t in logits]).divergence
+        values = [
+            gap.squared_deviation > 0
+            for gap, kind in zip(self._reference_gaps(), self.kinds, strict=True)
+            if kind == "values"
+        ]
+        total = float(any(values))
+        for kind, *parts in zip(self.kinds, *self.reference, strict=True):
+            if kind != "values":
+                logs = torch.cat([log_probabilities(part, kind) for part in parts])
+                mean = logs.exp().mean(0).log()
+                total += float(kl_divergence(mean.expand_as(logs), logs, "logits").mean())
+        return total
 
     def _compare(self, found: Sequence[Sequence[Tensor]]) -> OutputChange:
-        return output_change(found, self.reference, self._images, self.sensitivity)
+        return output_change(found, self.reference, self._images, self.sensitivity, self.kinds)
 
     @property
     def _images(self) -> list[int]:
@@ -273,23 +283,32 @@ def output_change(
     reference: Sequence[Sequence[Tensor]],
     images: Sequence[int],
     sensitivity: Sensitivity | None = None,
+    kinds: Sequence[Kind] | None = None,
 ) -> OutputChange:
     """Return the distance of `found` from `reference`, both by batch of `images[batch]` images."""
     gaps = [OutputGap() for _ in reference[0]]
     for batch, (some, others) in enumerate(zip(found, reference, strict=True)):
         for gap, a, b in zip(gaps, some, others, strict=True):
             gap.add(a, b, images[batch])
-    apart, spread = sum(gap.apart for gap in gaps), sum(gap.squared_deviation for gap in gaps)
-    error = apart / spread if spread > 0 else apart
+    error = _relative_error(gaps)
     if sensitivity is not None:
         return OutputChange(_mean_sensitivity(sensitivity, found, reference, images), error)
-    if not are_logits(reference[0]):
-        return OutputChange(error, error)
-    logs = [
-        functional.log_softmax(torch.cat([batch[0] for batch in side]).double(), 1)
-        for side in (found, reference)
-    ]
-    return OutputChange(float((logs[1].exp() * (logs[1] - logs[0])).sum(1).mean()), error)
+    kinds = output_kinds(reference[0], images[0]) if kinds is None else kinds
+    divergence = _relative_error(
+        [gap for gap, kind in zip(gaps, kinds, strict=True) if kind == "values"]
+    )
+    for number, kind in enumerate(kinds):
+        if kind != "values":
+            pairs = zip(found, reference, strict=True)
+            parts = [kl_divergence(a[number], b[number], kind) for a, b in pairs]
+            divergence += float(torch.cat(parts).mean())
+    return OutputChange(divergence, error)
+
+
+def _relative_error(gaps: Sequence[OutputGap]) -> float:
+    apart = sum((gap.apart for gap in gaps), 0.0)
+    spread = sum(gap.squared_deviation for gap in gaps)
+    return apart / spread if spread > 0 else apart
 
 
 def _mean_sensitivity(
@@ -332,10 +351,3 @@ def error_of(
                 gap.add(a, b, samples(batch))
     apart, spread = sum(gap.apart for gap in gaps), sum(gap.squared_deviation for gap in gaps)
     return apart / spread if spread > 0 and math.isfinite(apart / spread) else None
-
-
-def are_logits(outputs: Sequence[Tensor]) -> bool:
-    """Whether the outputs are one matrix of several columns: the logits of a classifier."""
-    if len(outputs) != 1 or outputs[0].is_complex():
-        return False
-    return outputs[0].dim() == 2 and outputs[0].shape[1] > 1

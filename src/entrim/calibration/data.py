@@ -66,10 +66,13 @@ class CalibrationData:
         edges = [round(k * self.count / number) for k in range(number + 1)]
         return Batches(self, tuple(slice(a, b) for a, b in pairwise(edges)))
 
+    def subset(self, rows: Tensor) -> "CalibrationData":
+        """Return the images with these indices."""
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
     def resample(self, generator: torch.Generator | None) -> "CalibrationData":
         """Return a bootstrap sample: the same number of images, drawn with replacement."""
-        rows = torch.randint(self.count, (self.count,), generator=generator)
-        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+        return self.subset(torch.randint(self.count, (self.count,), generator=generator))
 
     def checksum(self) -> str:
         """Return a checksum of types, shapes and values, independent of the chunks."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from entrim.cli.console import print_json, print_result, table
 from entrim.cli.run_dir import require_run
+from entrim.records import Holdout
 from entrim.report.numbers import percent, seconds, short, size
 from entrim.report.repeat import calls, command
 from entrim.report.report_data import ReportData, read
@@ -18,7 +19,8 @@ examples:
   entrim compare runs/* --layers           with the width of every layer
   entrim compare runs/* --json"""
 NAMES = ("network", "images", "parameters", "fraction", "MACs", "fraction", "bytes", "latency")
-NAMES += ("output error", "worst layer error", "distillation loss", "proof", "seconds")
+NAMES += ("agreement, unseen images", "KL divergence, unseen images", "error, unseen images")
+NAMES += ("error, fitting images", "worst layer error", "distillation loss", "proof", "seconds")
 _GAP = "–"
 
 
@@ -104,12 +106,20 @@ def _column(heading: str, data: ReportData) -> list[str]:
         percent(after.macs / max(before.macs, 1)),
         size(after.bytes),
         seconds(after.latency),
+        *_unseen(record.holdout),
         _GAP if record.error is None else percent(record.error),
         percent(max(errors)) if errors else _GAP,
         _format_change(done.before, done.after) if done is not None else _GAP,
         f"{record.proof['final']:.0e}",
         f"{sum(record.seconds.values()):.1f}",
     ]
+
+
+def _unseen(holdout: Holdout | None) -> list[str]:
+    """Return the figures on hold-out images with their intervals."""
+    figures = {} if holdout is None else holdout.figures()
+    found = (figures.get(name) for name in ("agreement", "KL divergence", "error"))
+    return [_GAP if one is None else f"{one[0]} ({one[1]} to {one[2]})" for one in found]
 
 
 def _layer_rows(runs: Sequence[ReportData]) -> list[list[str]]:
@@ -139,6 +149,7 @@ def _as_dict(data: ReportData) -> dict[str, Any]:
         "errors": {layer.layer: layer.error for layer in record.layers},
         "widths": {layer.name: [layer.before, layer.after] for layer in data.layers},
         "error": record.error,
+        "holdout": None if record.holdout is None else asdict(record.holdout),
         "score": None if record.score is None else asdict(record.score),
         "distilled": None if record.distilled is None else asdict(record.distilled),
         "commands": [list(words) for words in data.commands],

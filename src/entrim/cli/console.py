@@ -72,10 +72,28 @@ def size_table(record: Record) -> str:
         old, new = getattr(before, word), getattr(after, word)
         rows.append([names.get(word, word), write(old), write(new), times(old, new)])
     lines = [table(rows)]
-    if record.error is not None:
-        lines.append(f"output error: {percent(record.error)} of the variance of the outputs")
+    lines.append(f"\n{comparison_text(record)}")
     if record.score is not None:
         lines.insert(0, f"{record.score}\n")
+    return "\n".join(lines)
+
+
+def comparison_text(record: Record) -> str:
+    """Return how much the outputs changed, on unseen and on fitting images."""
+    lines = ["not measured on unseen images: no images were held out"]
+    if (holdout := record.holdout) is not None:
+        assumed = " (recognized)" if holdout.recognized else ""
+        kinds = f"{' and '.join(holdout.outputs)}{assumed}"
+        lines = [f"on {holdout.images} unseen images, outputs compared as {kinds}:"]
+        rows = [["", "value", "95 % interval"]]
+        rows += [
+            [name, v, f"{low} to {high}"] for name, (v, low, high) in holdout.figures().items()
+        ]
+        lines.append(table(rows))
+        lines += [] if holdout.guarantee is None else [str(holdout.guarantee)]
+        lines += [] if holdout.note is None else [f"note: {holdout.note}"]
+    if record.error is not None:
+        lines.append(f"error on fitting images: {record.error:.3g} of the variance of the outputs")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from entrim.cli import units
 from entrim.config import (
     COUPLINGS,
+    OUTPUT_KINDS,
     Calibration,
     EntropicPenalty,
     Reconstruction,
@@ -19,6 +20,7 @@ from entrim.errors import CommandError
 
 PENALTY = ("solver", "min_decrease", "single_consumer")
 """Options of the penalty, besides its strengths."""
+_CALIBRATION = ("holdout", "outputs", "n_positions", "n_bootstrap", "memory_limit")
 _RECONSTRUCTION = ("reconstruction", "order", "ridge", "no_residual_correction", "batchnorm")
 
 
@@ -126,6 +128,19 @@ def add_method(parser: ArgumentParser) -> Any:
     )
     group = parser.add_argument_group("calibration", "as in entrim.Calibration")
     group.add_argument(
+        "--holdout",
+        type=units.holdout,
+        metavar="10%",
+        help="images that are not used for pruning, as a fraction or a number: the result is "
+        "measured on them (default: 10%%, at least 50, at most 20%%)",
+    )
+    group.add_argument(
+        "--outputs",
+        choices=OUTPUT_KINDS,
+        help="what the outputs of the network are (default: auto, which recognizes probabilities; "
+        "other outputs of the form images x classes count as logits)",
+    )
+    group.add_argument(
         "--n-positions",
         type=int,
         metavar="N",
@@ -147,7 +162,10 @@ def method_of(args: Namespace) -> dict[str, Any]:
     found = given(args, ("include", "exclude"))
     if reconstruction := _reconstruction_of(args):
         found["reconstruction"] = reconstruction[0]
-    if calibration := given(args, ("n_positions", "n_bootstrap", "memory_limit")):
+    calibration = given(args, _CALIBRATION)
+    if args.preset == "paper":
+        found["calibration"] = replace(paper_preset()["calibration"], **calibration)
+    elif calibration:
         found["calibration"] = Calibration(**calibration)
     return found
 

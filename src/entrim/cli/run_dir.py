@@ -164,6 +164,7 @@ def result_summary(result: SparsifyResult, place: Path, page: Path) -> dict[str,
         "after": asdict(record.after),
         "score": None if record.score is None else asdict(record.score),
         "error": record.error,
+        "holdout": None if record.holdout is None else asdict(record.holdout),
         "notes": list(record.notes),
     }
 

@@ -64,7 +64,7 @@ examples:
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --exclude features.0 \\
       --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
-_LIMITS = ("params", "macs", "bytes", "latency", "max_error")
+_LIMITS = ("params", "macs", "bytes", "latency", "max_error", "agreement")
 _STRENGTHS = ("eps_w", "eps_l2", "eps", "preset")
 _KINDS = {"budget": _LIMITS, "widths": ("width",), "penalty": _STRENGTHS}
 """The options of each kind of target."""
@@ -115,7 +115,20 @@ def _add_targets(parser: ArgumentParser) -> None:
         "--max-error",
         type=float,
         metavar="0.05",
-        help="squared error of the outputs relative to their variance",
+        help="squared error of the outputs relative to their variance, on unseen images",
+    )
+    group.add_argument(
+        "--agreement",
+        type=units.fraction,
+        metavar="95%",
+        help="minimum share of images with the same predicted class, guaranteed for images like "
+        "these; 40%% of the images are held out for it",
+    )
+    group.add_argument(
+        "--confidence",
+        type=units.fraction,
+        metavar="95%",
+        help="confidence of the agreement (default: 95%%)",
     )
     group = parser.add_argument_group("widths")
     group.add_argument(
@@ -213,9 +226,11 @@ def target_of(args: Namespace) -> Target | None:
     if len(found) > 1:
         raise CommandError(
             f"{option_names([next(iter(names)) for names in found.values()])} are different kinds "
-            "of targets: pass either a budget (--params, --macs, --bytes, --latency, --max-error), "
-            "or --width, or a penalty (--eps-w, --eps-l2, --eps, --preset)"
+            "of targets: pass either a budget (--params, --macs, --bytes, --latency, --max-error, "
+            "--agreement), or --width, or a penalty (--eps-w, --eps-l2, --eps, --preset)"
         )
+    if args.confidence is not None and args.agreement is None:
+        raise CommandError("--confidence belongs to --agreement: pass --agreement 95% too")
     if "penalty" not in found and (names := given(args, PENALTY)):
         raise CommandError(
             f"{option_names(names)} belongs to a penalty: pass --eps-w or --preset paper too"
@@ -232,7 +247,7 @@ def target_of(args: Namespace) -> Target | None:
     rounding = given(args, ("round_to",))
     if "widths" in found:
         return Widths(dict(args.width), **rounding)
-    return Budget(**found["budget"], **rounding)
+    return Budget(**found["budget"], **given(args, ("confidence",)), **rounding)
 
 
 def _selector_of(args: Namespace, target: Target | None) -> str | Selector | None:

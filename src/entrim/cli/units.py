@@ -23,6 +23,27 @@ def count(text: str) -> int | float:
     return _amount(text, _PLAIN, "30%, 0.3, 200000 or 200k")
 
 
+def holdout(text: str) -> int | float:
+    """Return a fraction or a number of images, or 0: 10%, 0.1, 200, 0.
+
+    >>> holdout("10%"), holdout("200"), holdout("0")
+    (0.1, 200, 0)
+    """
+    return 0 if text.strip() == "0" else count(text)
+
+
+def fraction(text: str) -> float:
+    """Return a fraction: 95% or 0.95.
+
+    >>> fraction("95%"), fraction("0.9")
+    (0.95, 0.9)
+    """
+    found = count(text)
+    if not isinstance(found, float) or found >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a fraction such as 95% or 0.95")
+    return found
+
+
 def size(text: str) -> int | float:
     """Return a fraction or a number of bytes: 30%, 500kB, 2MB, 1MiB."""
     return _amount(text, _BYTES, "30%, 500kB or 2MB")

@@ -176,5 +176,6 @@ def _result(
             notes=notes,
             score=None,  # of the network before the training
             error=None,
+            holdout=None,
         ),
     )

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from entrim.allocation.sensitivity import OutputGap, are_logits
+from entrim.allocation.sensitivity import OutputGap
 from entrim.calibration.data import CalibrationData
 from entrim.distillation.augment import Augmentation, Batch
 from entrim.distillation.trainer import TrainingTask
 from entrim.errors import BadSettingError
 from entrim.graph.eager import call, copy_without_hooks, leaves, samples
+from entrim.metrics import output_kinds
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
 
@@ -111,7 +112,7 @@ class DistillationLoss:
 
     def distance(self, found: list[Tensor], target: list[Tensor]) -> Tensor:
         """Return T^2 KL(target || found) of the softmax at temperature T, or the relative error."""
-        if are_logits(target):
+        if output_kinds(target) == ("logits",):
             t = self.temperature
             own, aim = (F.log_softmax(x[0] / t, 1) for x in (found, target))
             return t**2 * F.kl_div(own, aim, reduction="batchmean", log_target=True)

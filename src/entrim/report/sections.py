@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entrim.records import GroupRecord, LayerRecord, Record, Size, TradeOff
+from entrim.records import GroupRecord, Holdout, LayerRecord, Record, Size, TradeOff
 from entrim.report.markup import Part, bar
 from entrim.report.numbers import moment, percent, seconds, short, size, times
 from entrim.report.report_data import Layer
@@ -16,6 +16,7 @@ WORDS = {
     "bytes": "bytes",
     "latency": "per forward pass",
     "max_error": "error",
+    "agreement": "agreement",
 }
 Row = list[Part]
 
@@ -40,6 +41,8 @@ def cards(record: Record) -> list[Card]:
         _size_card("bytes in memory", "bytes", record, size),
         _latency_card(record.before, record.after),
     ]
+    if record.holdout is not None and record.holdout.figures():
+        found.insert(0, _holdout_card(record.holdout))
     return found if record.score is None else [_score_card(record), *found]
 
 
@@ -53,6 +56,20 @@ def _score_card(record: Record) -> Card:
         change=f"{score.before:.4g} → {score.after:.4g}" + (f", on {score.on}" if score.on else ""),
         share=score.after / score.before if score.before > 0 and score.after >= 0 else None,
         class_name="score",
+    )
+
+
+def _holdout_card(holdout: Holdout) -> Card:
+    """Return the card of the agreement on unseen images, or of the error of values."""
+    found = holdout.agreement or holdout.error
+    assert found is not None
+    same = holdout.agreement is not None
+    return Card(
+        number=percent(found.value),
+        label="same predicted class" if same else "error of the outputs",
+        change=f"{percent(found.low)} to {percent(found.high)}, on {holdout.images} unseen images",
+        share=min(1.0, found.value),
+        class_name="holdout",
     )
 
 
@@ -125,6 +142,8 @@ def describe_limits(budget: Mapping[str, Any]) -> str:
 def _describe_limit(resource: str, value: int | float) -> str:
     if resource == "latency":
         return f"at most {seconds(value)}"
+    if resource == "agreement":
+        return f"at least {percent(value)}"
     share = resource == "max_error" or isinstance(value, float)
     return f"at most {percent(value) if share else f'{value:,}'}"
 
@@ -182,6 +201,18 @@ def frozen_rows(frozen: Sequence[tuple[str, int, str]]) -> list[Row]:
     for layer, channels, reason in frozen:
         reasons[reason].append(f"{layer} ({channels})")
     return [[reason, ", ".join(layers)] for reason, layers in reasons.items()]
+
+
+def holdout_rows(record: Record) -> list[Row]:
+    """Return the figures on unseen images with their intervals, and the error on the others."""
+    figures = {} if record.holdout is None else record.holdout.figures()
+    rows: list[Row] = [
+        [f"{name}, unseen images", value, f"{low} to {high}"]
+        for name, (value, low, high) in figures.items()
+    ]
+    if record.error is not None:
+        rows.append(["error, fitting images", f"{record.error:.3g}", ""])
+    return rows
 
 
 def stages(record: Record) -> dict[str, float]:

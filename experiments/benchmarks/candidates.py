@@ -58,6 +58,10 @@ class Images500(FixedImages):
     count = 500
 
 
+FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""Widths of a group at which other measures than the default are compared."""
+
+
 class SecondRound(entrim.Pruner):
     """The divergence measured again, with the other groups held at the first allocation of 2x."""
 
@@ -69,7 +73,7 @@ class SecondRound(entrim.Pruner):
         held = {name: found.kept for name, found in point.channels.items()}
         self.collect(map(self.graph.group, self.rankings))
         trials = {
-            name: [ranking.kept(width) for width in measured_widths(ranking)]
+            name: [ranking.kept(width) for width in measured_widths(ranking, FRACTIONS)]
             for name, ranking in self.rankings.items()
         }
         found = {
@@ -77,7 +81,12 @@ class SecondRound(entrim.Pruner):
             for name, changes in self.analyzer.sweep(trials, held)
         }
         return {
-            name: SensitivityCurve.of(dict(zip(measured_widths(ranking), found[name], strict=True)))
+            name: SensitivityCurve.of(
+                {
+                    **dict(zip(measured_widths(ranking, FRACTIONS), found[name], strict=True)),
+                    ranking.group.channels: 0.0,
+                }
+            )
             for name, ranking in self.rankings.items()
         }
 
@@ -90,9 +99,9 @@ class LayerErrors(entrim.Pruner):
         found = {}
         with self.create_trial_pruner() as trial:
             for name, ranking in self.rankings.items():
-                *widths, full = measured_widths(ranking)
+                widths = measured_widths(ranking, FRACTIONS)
                 values = {width: self.cost(trial, name, width) for width in widths}
-                found[name] = SensitivityCurve.of({**values, full: 0.0})
+                found[name] = SensitivityCurve.of({**values, ranking.group.channels: 0.0})
         return found
 
     def create_trial_pruner(self) -> entrim.Pruner:

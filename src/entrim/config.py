@@ -57,7 +57,7 @@ class Sensitivity(Protocol):
 
 
 if TYPE_CHECKING:
-    BatchToInputs = Callable[[Any], Tensor | Mapping[str, Any]]
+    BatchToInputs = Callable[[Any], Tensor | tuple[Any, ...] | Mapping[str, Any]]
     Number = float
 else:  # other types are refused here, with a remedy
     BatchToInputs = Number = object
@@ -532,7 +532,7 @@ def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> 
             eps_w=eps_w, eps_l2=eps_l2, **{"single_consumer": True, **penalty}
         ),
         "reconstruction": Reconstruction(weights="solution"),
-        "calibration": Calibration(holdout=0),
+        "calibration": Calibration(holdout=0, n_positions=None),
     }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import pipeline, results
-from entrim.allocation.sensitivity import measured_widths, output_change
+from entrim.allocation.sensitivity import interpolate, measured_widths, output_change
 from entrim.errors import (
     BudgetError,
     CalibrationWarning,
@@ -273,9 +273,20 @@ def test_the_sensitivity_is_reported_for_every_group_and_timed() -> None:
 
 def test_sensitivity_is_measured_down_to_one_channel() -> None:
     group = entrim.trace(chain(), X[:4]).group("7")
-    widths = measured_widths(ChannelRanking.of(group, list(range(group.channels))))
-    assert widths[0] == 1
-    assert widths[-1] == group.channels
+    ranking = ChannelRanking.of(group, list(range(group.channels)))
+    widths = measured_widths(ranking, (0.5, 0.01))
+    assert widths == [1, group.channels // 2]
+
+
+def test_interpolated_divergences_pass_through_the_measured_ones_and_decrease() -> None:
+    measured = {1: 2.0, 4: 0.5, 10: 1e-3}
+    found = interpolate(measured, 16)
+    assert {width: found[width] for width in measured} == pytest.approx(measured)
+    assert sorted(found) == list(range(1, 17))
+    assert [found[width] for width in range(1, 17)] == sorted(found.values(), reverse=True)
+    assert found[16] == 0.0
+    assert found[7] == pytest.approx((0.5 * 1e-3) ** 0.5)
+    assert interpolate({}, 16) == {16: 0.0}
 
 
 def test_a_wide_layer_keeps_the_few_channels_that_matter() -> None:

@@ -1,6 +1,7 @@
 """The pinned cases. This is the only file here that knows how the library is called."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,14 @@ from tests.regression.results import Result, digest, digests_of
 CASES: dict[str, Callable[[], Result]] = {}
 UNSEEN = 9
 """The seed of images that no case calibrates with."""
-ALL = entrim.Calibration(holdout=0)
-"""All images are fitted on."""
+ALL = entrim.Calibration(
+    holdout=0,
+    n_positions=None,
+    sensitivity_widths=(0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02),
+    sensitivity_images=256,
+)
+"""All images, positions and widths are used."""
+FIXED_RIDGE = entrim.Reconstruction(ridge=1e-4)
 
 
 def case(function: Callable[[], Result]) -> Callable[[], Result]:
@@ -39,7 +46,7 @@ def channels_of(model: nn.Module) -> int:
 
 
 def sparsify(model: nn.Module, **options: Any) -> entrim.SparsifyResult:
-    options = {"calibration": ALL, **options}
+    options = {"calibration": ALL, "reconstruction": FIXED_RIDGE, **options}
     return entrim.sparsify(model, images(channels=channels_of(model)), **options)
 
 
@@ -144,9 +151,21 @@ def resnet_each_consumer_alone() -> Result:
             resnet_network(),
             budget=entrim.Widths(0.7),
             selector=entrim.EntropicSelector(coupling="max"),
-            reconstruction=entrim.Reconstruction(order="independent", batchnorm="reestimate"),
+            reconstruction=replace(FIXED_RIDGE, order="independent", batchnorm="reestimate"),
         )
     )
+
+
+@case
+def resnet_by_default() -> Result:
+    return pinned(
+        entrim.sparsify(resnet_network(), images(channels=3), entrim.Budget(macs=0.5)),
+    )
+
+
+@case
+def vgg_by_default() -> Result:
+    return pinned(entrim.sparsify(vgg_network(), images(channels=3), entrim.Widths(0.5)))
 
 
 @case
@@ -210,6 +229,7 @@ def search_in_lenet() -> Result:
         eps_w=(1e-4, 1e-2),
         eps_l2=(1e-4, 1e-2),
         calibration=ALL,
+        reconstruction=FIXED_RIDGE,
     )
     best = found.best(params=0.9)
     result = pinned(found.sparsify(best))

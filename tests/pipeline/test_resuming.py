@@ -25,11 +25,19 @@ INDEPENDENT = entrim.Reconstruction(order="independent")
 PENALTY = entrim.EntropicPenalty(eps_w=-1e-3, eps_l2=1e-3)
 RUNS: dict[str, dict[str, Any]] = {
     "budget": {"budget": entrim.Budget(macs=0.5)},
-    "error": {"budget": entrim.Budget(max_error=0.2), "selector": "random"},
+    "error": {
+        "budget": entrim.Budget(max_error=0.2),
+        "selector": "random",
+        "calibration": entrim.Calibration(holdout=100),
+    },
+    "agreement": {
+        "budget": entrim.Budget(agreement=0.5),
+        "calibration": entrim.Calibration(holdout=40),
+    },
     "knee": {},
     "penalty": {
         "budget": PENALTY,
-        "calibration": entrim.Calibration(n_bootstrap=2, n_positions=2),
+        "calibration": entrim.Calibration(n_bootstrap=2, n_positions=2, holdout=0),
     },
     "widths": {
         "budget": entrim.Widths(0.5),
@@ -209,7 +217,7 @@ def test_only_layers_that_are_refitted_are_collected(collected: list[list[str]])
 
 def test_random_positions_do_not_depend_on_the_number_of_passes() -> None:
     options, recorder = RUNS["penalty"], Recorder()
-    little = entrim.Calibration(n_bootstrap=2, n_positions=2, memory_limit=6_000)
+    little = entrim.Calibration(n_bootstrap=2, n_positions=2, memory_limit=6_000, holdout=0)
     passes = run(None, recorder, **{**options, "calibration": little})
     assert_same(passes, run(**options))
     assert {event.total for event in recorder.in_stage("collect")} == {6}

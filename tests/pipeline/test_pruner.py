@@ -161,7 +161,7 @@ class TestReusedWork:
         return found
 
     def test_another_size_costs_only_its_reconstruction(self, work: Work) -> None:
-        with entrim.Pruner(residual(), X) as pruner:
+        with entrim.Pruner(residual(), X, calibration=ALL) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             groups, batches = len(pruner.graph.groups), len(pruner.statistics.forward.batches)
             operations = len(pruner.statistics.forward.programs[0].nodes)
@@ -180,7 +180,8 @@ class TestReusedWork:
 
     def test_an_independent_reconstruction_needs_no_execution_at_all(self, work: Work) -> None:
         independent = entrim.Reconstruction(order="independent")
-        with entrim.Pruner(residual(), X, reconstruction=independent) as pruner:
+        options: Any = {"reconstruction": independent, "calibration": ALL}
+        with entrim.Pruner(residual(), X, **options) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             work.clear()
             pruner.prune(entrim.Budget(params=0.4))
@@ -188,9 +189,9 @@ class TestReusedWork:
 
     @pytest.mark.parametrize("name", ["widths", "penalty", "knee", "error"])
     def test_targets_of_other_types_use_the_same_statistics(self, work: Work, name: str) -> None:
-        with entrim.Pruner(
-            residual(), X, reconstruction=entrim.Reconstruction(order="independent")
-        ) as pruner:
+        independent = entrim.Reconstruction(order="independent")
+        options: Any = {"reconstruction": independent, "calibration": ALL}
+        with entrim.Pruner(residual(), X, **options) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             work.clear()
             pruner.prune(TARGETS[name])

@@ -632,7 +632,7 @@ class Pruner:
             if all(kind == "values" for kind in self.output_kinds):
                 raise BadSettingError(
                     "an agreement needs predicted classes, but the outputs are values: pass "
-                    'max_error=, or Calibration(outputs="logits") if axis 1 contains classes'
+                    'max_error=, or outputs="logits" if axis 1 contains classes'
                 )
             needed = min_images(budget.agreement, budget.confidence)
             shown = f"agreement={budget.agreement} with confidence={budget.confidence}"
@@ -643,7 +643,7 @@ class Pruner:
         if held < needed:
             raise BadSettingError(
                 f"{target} needs at least {needed} hold-out images, but {held} of {count} images "
-                f"are held out: pass Calibration(holdout={needed}), or at least "
+                f"are held out: hold out more with holdout={needed}, or pass at least "
                 f"{math.ceil(needed / SELECTION_HOLDOUT)} images to sparsify"
             )
 
@@ -1005,7 +1005,7 @@ def _overfitting_note(in_sample: float | None, unseen: Estimate | None) -> str |
     return (
         f"the error is {in_sample:.1%} on the images that the weights were fitted on, but "
         f"{unseen.value:.1%} on unseen images, because the weights are fitted too closely: "
-        "pass more images, a larger Reconstruction(ridge=...), or a milder target"
+        "pass more images, a larger ridge, or a milder target"
     )
 
 

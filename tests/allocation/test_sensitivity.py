@@ -13,6 +13,7 @@ from entrim.calibration.tensor_store import TensorStore
 from tests.pipeline.networks import images, residual
 
 X = images(100, 3, 8, 8)
+ALL = entrim.Calibration(holdout=0)
 INDEPENDENT = entrim.Reconstruction(order="independent")
 KEPT = {"conv1": (0, 2, 3, 5, 8), "stem": (1, 2, 4, 6, 7, 9)}
 
@@ -37,7 +38,7 @@ def analyzer() -> SensitivityAnalyzer:
 
 
 def analyzer_of(model: nn.Module) -> SensitivityAnalyzer:
-    return entrim.Pruner(model, X).analyzer
+    return entrim.Pruner(model, X, calibration=ALL).analyzer
 
 
 def sweep(
@@ -62,7 +63,8 @@ def test_the_predicted_change_is_that_of_the_pruned_and_refitted_network(
     model = residual()
     found = sweep(analyzer, {name: [KEPT[name]]}, {})[name][0]
     widths = {name: len(KEPT[name])}
-    plan = entrim.sparsify(model, X, entrim.Widths(widths), reconstruction=INDEPENDENT).plan
+    target = entrim.Widths(widths)
+    plan = entrim.sparsify(model, X, target, reconstruction=INDEPENDENT, calibration=ALL).plan
     selected = sweep(analyzer, {name: [plan.kept[name]]}, {})[name][0]
     small = entrim.apply_plan(model, plan, X[:4])
     with torch.no_grad():
@@ -83,7 +85,7 @@ def test_other_groups_are_held_at_their_channels(analyzer: SensitivityAnalyzer) 
 def test_a_layer_that_also_consumes_a_held_group_is_refitted_on_both() -> None:
     model = Joined().eval()
     widths = entrim.Widths({"a": 4, "b": 5})
-    plan = entrim.sparsify(model, X, widths, reconstruction=INDEPENDENT).plan
+    plan = entrim.sparsify(model, X, widths, reconstruction=INDEPENDENT, calibration=ALL).plan
     found = sweep(analyzer_of(model), {"b": [plan.kept["b"]]}, {"a": plan.kept["a"]})["b"][0]
     with torch.no_grad():
         expected = output_change(

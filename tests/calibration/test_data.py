@@ -123,7 +123,9 @@ def test_batch_to_inputs_may_return_positional_inputs() -> None:
         def __getitem__(self, index: int) -> dict[str, Tensor]:
             return {"pixels": X[index], "mirror": X[index].flip(2), "label": LABELS[index]}
 
-    calibration = entrim.Calibration(batch_to_inputs=lambda b: (b["pixels"], b["mirror"]))
+    calibration = entrim.Calibration(
+        batch_to_inputs=lambda b: (b["pixels"], b["mirror"]), holdout=0
+    )
     model = TwoInputs().eval()
     with entrim.Pruner(model, DataLoader(Records(), batch_size=20), calibration=calibration) as p:
         assert isinstance(p.example_inputs, tuple)

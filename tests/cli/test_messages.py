@@ -19,7 +19,16 @@ KINDS = "are different kinds of targets: pass either a budget (--params,"
     ("words", "sentence"),
     [
         (("--params", "10"), "or prune more groups (--include, --exclude)"),
-        (("--params", "50%", "--max-error", "1e-9"), "--max-error 1e-09 contradicts the rest"),
+        (
+            ("--params", "50%", "--max-error", "1e-9", "--holdout", "0"),
+            "--max-error 1e-09 contradicts the rest",
+        ),
+        (
+            ("--agreement", "95%"),
+            "--agreement 0.95 with --confidence 0.95 needs at least 59 hold-out images, but 24 of "
+            "60 images are held out: hold out more with --holdout 59, or pass at least 148 images",
+        ),
+        (("--macs", "50%", "--confidence", "90%"), "--confidence belongs to --agreement"),
         (("--max-error", "-1"), "--max-error must be positive (a share of the variance), got -1.0"),
         (
             ("--selector", "greedy", "--eps-w", "-1e-4"),

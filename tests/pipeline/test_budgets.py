@@ -26,6 +26,8 @@ from tests.pipeline.networks import chain, images, residual
 from tests.surgery.kinds import Kind, shaken
 
 X = images(100, 3, 8, 8)
+ALL = entrim.Calibration(holdout=0)
+"""No images are held out."""
 
 
 @pytest.mark.parametrize("build", [chain, residual])
@@ -110,21 +112,23 @@ def test_an_allocation_changes_the_outputs_less_than_uniform_widths() -> None:
 @pytest.mark.parametrize("most", [0.01, 0.1])
 def test_an_error_alone_makes_the_network_as_small_as_it_allows(most: float) -> None:
     model = residual()
-    r = entrim.sparsify(model, X, entrim.Budget(max_error=most))
+    r = entrim.sparsify(model, X, entrim.Budget(max_error=most), calibration=ALL)
     with torch.no_grad():
         error = output_change([[r.model(X)]], [[model(X)]], [len(X)]).error
     assert 0 < error <= most
     path = [point.params for point in r.record.tradeoff]
     selected = next(n for n, point in enumerate(r.record.tradeoff) if point.selected)
-    tighter = entrim.sparsify(model, X, entrim.Budget(params=path[selected + 2]))
+    budget = entrim.Budget(params=path[selected + 2])
+    tighter = entrim.sparsify(model, X, budget, calibration=ALL)
     with torch.no_grad():
         assert output_change([[tighter.model(X)]], [[model(X)]], [len(X)]).error > 0.7 * most
 
 
 def test_an_error_that_the_size_does_not_allow_is_refused() -> None:
     with pytest.raises(BudgetError, match=r"max_error=0\.001 contradicts .* an error of 0\.\d+"):
-        entrim.sparsify(residual(), X, entrim.Budget(params=0.2, max_error=1e-3))
-    r = entrim.sparsify(residual(), X, entrim.Budget(params=0.9, max_error=0.5))
+        entrim.sparsify(residual(), X, entrim.Budget(params=0.2, max_error=1e-3), calibration=ALL)
+    budget = entrim.Budget(params=0.9, max_error=0.5)
+    r = entrim.sparsify(residual(), X, budget, calibration=ALL)
     assert r.record.after.params <= 0.9 * r.record.before.params
 
 

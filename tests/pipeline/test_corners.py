@@ -93,7 +93,13 @@ def test_a_rounded_width_has_the_weights_of_the_solution_at_that_width() -> None
     rounding = entrim.paper_preset(-3e-3, 3e-3, round_to=8)
     rounded = entrim.sparsify(model, X, **rounding, include="0")
     solution = entrim.Reconstruction(weights="solution")
-    requested = entrim.sparsify(model, X, entrim.Widths({"0": 8}), reconstruction=solution)
+    requested = entrim.sparsify(
+        model,
+        X,
+        entrim.Widths({"0": 8}),
+        reconstruction=solution,
+        calibration=entrim.Calibration(holdout=0),
+    )
     assert rounded.plan.kept == requested.plan.kept
     for name, tensor in requested.plan.weights.items():
         torch.testing.assert_close(rounded.plan.weights[name], tensor)

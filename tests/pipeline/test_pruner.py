@@ -19,7 +19,8 @@ from entrim.selection import elimination
 from tests.callbacks import Recorder, StopAt, StopError
 from tests.pipeline.networks import chain, images, residual
 
-X = images(100, 3, 8, 8)
+X, MANY = images(100, 3, 8, 8), images(250, 3, 8, 8)
+SPLIT, ALL = entrim.Calibration(holdout=150), entrim.Calibration(holdout=0)
 TARGETS: dict[str, entrim.Budget | entrim.Widths | entrim.EntropicPenalty | None] = {
     "size": entrim.Budget(params=0.5),
     "smaller size": entrim.Budget(macs=0.3, round_to=2),
@@ -35,7 +36,17 @@ def assert_same(one: entrim.SparsifyResult, other: entrim.SparsifyResult) -> Non
     first, second = one.model.state_dict(), other.model.state_dict()
     assert list(first) == list(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    for part in ("settings", "groups", "layers", "tradeoff", "before", "after", "notes", "error"):
+    for part in (
+        "settings",
+        "groups",
+        "layers",
+        "tradeoff",
+        "before",
+        "after",
+        "notes",
+        "error",
+        "holdout",
+    ):
         assert getattr(one.record, part) == getattr(other.record, part), part
 
 
@@ -46,7 +57,10 @@ def widths_of(result: entrim.SparsifyResult) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def separate() -> dict[str, entrim.SparsifyResult]:
     """Return the result of `sparsify` for every target."""
-    return {name: entrim.sparsify(residual(), X, target) for name, target in TARGETS.items()}
+    return {
+        name: entrim.sparsify(residual(), MANY, target, calibration=SPLIT)
+        for name, target in TARGETS.items()
+    }
 
 
 class TestSeveralTargets:
@@ -54,7 +68,7 @@ class TestSeveralTargets:
     def test_a_pruner_returns_exactly_the_results_of_sparsify(
         self, separate: dict[str, entrim.SparsifyResult], order: list[str]
     ) -> None:
-        with entrim.Pruner(residual(), X) as pruner:
+        with entrim.Pruner(residual(), MANY, calibration=SPLIT) as pruner:
             for name in order:
                 assert_same(pruner.prune(TARGETS[name]), separate[name])
 
@@ -65,7 +79,7 @@ class TestSeveralTargets:
     def test_a_refused_target_does_not_affect_the_next_one(
         self, separate: dict[str, entrim.SparsifyResult]
     ) -> None:
-        with entrim.Pruner(residual(), X) as pruner:
+        with entrim.Pruner(residual(), MANY, calibration=SPLIT) as pruner:
             with pytest.raises(BudgetError):
                 pruner.prune(entrim.Budget(params=3))
             assert_same(pruner.prune(TARGETS["size"]), separate["size"])
@@ -85,7 +99,7 @@ class TestSeveralTargets:
     def test_the_steps_of_prune_can_be_called_one_by_one(
         self, separate: dict[str, entrim.SparsifyResult]
     ) -> None:
-        with entrim.Pruner(residual(), X) as pruner:
+        with entrim.Pruner(residual(), MANY, calibration=SPLIT) as pruner:
             selection = pruner.select(TARGETS["size"])
             pruned = pruner.apply(selection)
             assert set(pruner.rankings) == set(pruner.curves) == set(selection.channels)
@@ -147,7 +161,7 @@ class TestReusedWork:
         return found
 
     def test_another_size_costs_only_its_reconstruction(self, work: Work) -> None:
-        with entrim.Pruner(residual(), X) as pruner:
+        with entrim.Pruner(residual(), X, calibration=ALL) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             groups, batches = len(pruner.graph.groups), len(pruner.statistics.forward.batches)
             operations = len(pruner.statistics.forward.programs[0].nodes)
@@ -166,7 +180,8 @@ class TestReusedWork:
 
     def test_an_independent_reconstruction_needs_no_execution_at_all(self, work: Work) -> None:
         independent = entrim.Reconstruction(order="independent")
-        with entrim.Pruner(residual(), X, reconstruction=independent) as pruner:
+        options: Any = {"reconstruction": independent, "calibration": ALL}
+        with entrim.Pruner(residual(), X, **options) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             work.clear()
             pruner.prune(entrim.Budget(params=0.4))
@@ -174,9 +189,9 @@ class TestReusedWork:
 
     @pytest.mark.parametrize("name", ["widths", "penalty", "knee", "error"])
     def test_targets_of_other_types_use_the_same_statistics(self, work: Work, name: str) -> None:
-        with entrim.Pruner(
-            residual(), X, reconstruction=entrim.Reconstruction(order="independent")
-        ) as pruner:
+        independent = entrim.Reconstruction(order="independent")
+        options: Any = {"reconstruction": independent, "calibration": ALL}
+        with entrim.Pruner(residual(), X, **options) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             work.clear()
             pruner.prune(TARGETS[name])
@@ -190,17 +205,16 @@ class TestSeveralLimits:
 
     def test_a_size_and_an_error_hold_together(self) -> None:
         model = residual()
-        alone = entrim.sparsify(model, X, entrim.Budget(params=0.6))
+        alone = entrim.sparsify(model, X, entrim.Budget(params=0.6), calibration=ALL)
         assert alone.record.error is not None
         loose = entrim.Budget(params=0.6, max_error=2 * alone.record.error)
-        result = entrim.sparsify(model, X, loose)
+        result = entrim.sparsify(model, X, loose, calibration=ALL)
         assert result.plan.kept == alone.plan.kept
         assert result.record.after.params <= 0.6 * result.record.before.params
         assert all(" of " in group.reason for group in result.record.groups)
+        tight = entrim.Budget(params=0.6, max_error=1e-3 * alone.record.error)
         with pytest.raises(BudgetError, match="contradicts the rest of the budget"):
-            entrim.sparsify(
-                model, X, entrim.Budget(params=0.6, max_error=1e-3 * alone.record.error)
-            )
+            entrim.sparsify(model, X, tight, calibration=ALL)
 
     def test_a_size_and_a_latency_hold_together(self) -> None:
         model = residual()
@@ -341,7 +355,7 @@ class TestSensitivity:
             TwoOutputs().eval(),
             X,
             entrim.Budget(params=0.5),
-            calibration=entrim.Calibration(sensitivity=sensitivity, batch_size=50),
+            calibration=entrim.Calibration(sensitivity=sensitivity, batch_size=50, holdout=0),
         )
         assert result.record.after.params <= 0.5 * result.record.before.params
         one_batch = [(50, 2, 8, 8), (50, 3)]
@@ -398,11 +412,11 @@ class TestCalibration:
             residual(),
             X,
             target,
-            calibration=entrim.Calibration(batch_size=batch_size),
+            calibration=entrim.Calibration(batch_size=batch_size, holdout=0),
             callbacks=[recorder],
         )
         assert {event.total for event in recorder.in_stage("collect")} == {batches}
-        expected = entrim.sparsify(residual(), X, target)
+        expected = entrim.sparsify(residual(), X, target, calibration=ALL)
         assert_kept(result, expected)
         for name, tensor in expected.plan.weights.items():
             torch.testing.assert_close(result.plan.weights[name], tensor, rtol=1e-3, atol=1e-4)

@@ -23,16 +23,25 @@ INDEPENDENT = entrim.Reconstruction(order="independent")
 PENALTY = entrim.EntropicPenalty(eps_w=-1e-3, eps_l2=1e-3)
 RUNS: dict[str, dict[str, Any]] = {
     "budget": {"budget": entrim.Budget(macs=0.5)},
-    "error": {"budget": entrim.Budget(max_error=0.2), "selector": "random"},
+    "error": {
+        "budget": entrim.Budget(max_error=1.5),
+        "selector": "random",
+        "calibration": entrim.Calibration(holdout=100),
+    },
+    "agreement": {
+        "budget": entrim.Budget(agreement=0.5),
+        "calibration": entrim.Calibration(holdout=40),
+    },
     "knee": {},
     "penalty": {
         "budget": PENALTY,
-        "calibration": entrim.Calibration(n_bootstrap=2, n_positions=2),
+        "calibration": entrim.Calibration(n_bootstrap=2, n_positions=2, holdout=0),
     },
     "widths": {
         "budget": entrim.Widths(0.5),
         "reconstruction": INDEPENDENT,
         "selector": "random",
+        "calibration": entrim.Calibration(holdout=0),
     },
     "paper": entrim.paper_preset(-1e-2, 1e-2),
 }
@@ -151,7 +160,7 @@ def test_a_run_that_is_stopped_at_every_step_computes_the_same_result(
             run(folder, stop_from(numbers, first), **options)
     last = Recorder()
     assert_same(run(folder, last, **options), expected)
-    if name != "error":  # a point whose evaluation was stopped is evaluated again
+    if name not in ("error", "agreement"):  # a point whose test was stopped is tested again
         assert dict(counts) == once
     assert not folder.exists()
     assert "resume" in last.stages
@@ -207,7 +216,7 @@ def test_only_layers_that_are_refitted_are_collected(collected: list[list[str]])
 
 def test_random_positions_do_not_depend_on_the_number_of_passes() -> None:
     options, recorder = RUNS["penalty"], Recorder()
-    little = entrim.Calibration(n_bootstrap=2, n_positions=2, memory_limit=6_000)
+    little = entrim.Calibration(n_bootstrap=2, n_positions=2, memory_limit=6_000, holdout=0)
     passes = run(None, recorder, **{**options, "calibration": little})
     assert_same(passes, run(**options))
     assert {event.total for event in recorder.in_stage("collect")} == {6}
@@ -224,7 +233,7 @@ def test_random_positions_do_not_depend_on_the_number_of_passes() -> None:
         ({"selector": "magnitude"}, "settings, seed"),
         ({"reconstruction": entrim.Reconstruction()}, "settings"),
         ({"exclude": "0"}, "settings"),
-        ({"calibration": entrim.Calibration(n_positions=2)}, "settings"),
+        ({"calibration": entrim.Calibration(n_positions=2, holdout=0)}, "settings"),
         ({"seed": 2}, "seed"),
     ],
 )

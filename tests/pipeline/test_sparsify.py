@@ -18,6 +18,9 @@ from tests.pipeline.networks import Residual, chain, images, residual
 from tests.surgery.kinds import KINDS, Kind, shaken
 from tests.surgery.oracle import distance, outputs
 
+ALL = entrim.Calibration(holdout=0)
+"""No images are held out."""
+
 
 def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:
     """Return the inputs of `layer` when `model` runs on `x`."""
@@ -67,7 +70,9 @@ def test_the_paper_preset_uses_the_weights_of_the_solution(min_decrease: float |
 def test_an_independent_refit_is_least_squares_on_the_original_activations() -> None:
     model, x = chain(), images(120, 3, 8, 8)
     reconstruction = entrim.Reconstruction(order="independent", ridge=0.0)
-    r = entrim.sparsify(model, x, entrim.Widths({"0": 5}), reconstruction=reconstruction)
+    r = entrim.sparsify(
+        model, x, entrim.Widths({"0": 5}), reconstruction=reconstruction, calibration=ALL
+    )
     kept = list(r.plan.kept["0"])
     best = entrim.refit(entrim.Moments.of(*rows_of(model, x), block=9), kept)
     small = r.model.get_submodule("3")
@@ -80,7 +85,8 @@ def test_after_a_sequential_reconstruction_no_layer_can_be_fitted_better(layer: 
     """The error of each layer is orthogonal to all of its inputs."""
     model, x = chain(), images(300, 3, 8, 8)
     widths = entrim.Widths({"0": 6, "3": 5, "7": 8})
-    r = entrim.sparsify(model, x, widths, reconstruction=entrim.Reconstruction(ridge=0.0))
+    exact = entrim.Reconstruction(ridge=0.0)
+    r = entrim.sparsify(model, x, widths, reconstruction=exact, calibration=ALL)
     seen = inputs_of(r.model, layer, x).double()
     small, old = r.model.get_submodule(layer), model.get_submodule(layer)
     expected = copy.deepcopy(old).double()(inputs_of(model, layer, x).double())
@@ -199,7 +205,7 @@ def test_batches_with_labels_give_the_same_result_as_one_tensor() -> None:
 
 def test_a_prime_number_of_images_is_used_completely() -> None:
     model, x = chain(), images(131, 3, 8, 8)
-    r = entrim.sparsify(model, x, entrim.Widths({"3": 8}))
+    r = entrim.sparsify(model, x, entrim.Widths({"3": 8}), calibration=ALL)
     assert r.record.images == 131
     assert r.record.layers[0].rows == 131
 
@@ -309,7 +315,7 @@ def test_a_weight_that_is_used_by_two_calls_is_refitted_for_both() -> None:
         targets.append(model.two(seen).double().flatten(2).mT.flatten(0, 1))
         seen = model.two(seen).relu()
     exact = entrim.Reconstruction(ridge=0.0)
-    r = entrim.sparsify(model, x, entrim.Widths({"one": 5}), reconstruction=exact)
+    r = entrim.sparsify(model, x, entrim.Widths({"one": 5}), reconstruction=exact, calibration=ALL)
     kept = list(r.plan.kept["one"])
     best = entrim.refit(
         entrim.Moments.of(torch.cat(rows), torch.cat(targets)[:, kept], block=9), kept

@@ -8,6 +8,7 @@ BENCHMARKS = {
     "allocation": "methods to choose the widths under a budget",
     "candidates": "measures of the sensitivity to pruning",
     "timing": "seconds of full runs, and latencies",
+    "scale": "forward passes, memory and accuracy of budgeted runs",
     "distill": "accuracy recovered by distillation",
     "search": "TPE against random search, early stopping against none",
     "export": "accuracy as ONNX and in eight bits",
@@ -17,5 +18,5 @@ BENCHMARKS = {
     "paper": "plots of the paper's tables, from their records",
 }
 """What each module measures."""
-IN_PARTS = ("sparsify", "allocation", "candidates", "distill")
+IN_PARTS = ("sparsify", "allocation", "candidates", "distill", "scale")
 """Modules whose `main` takes networks or parts to measure; none means all."""

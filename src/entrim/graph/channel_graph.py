@@ -42,6 +42,12 @@ class Group:
     layers: tuple[str, ...]
     """All layers that produce the channels."""
 
+    @property
+    def slices(self) -> list[set[int]]:
+        """The channels in each member tensor; one may contain a part of the group only."""
+        found = [{unit for unit, at in enumerate(m.indices) if at} for m in self.members]
+        return [units for units in found if units]
+
     def matches(self, pattern: str) -> bool:
         """Whether `pattern` matches the name of the group or of a layer that produces it."""
         return any(fnmatchcase(name, pattern) for name in (self.name, *self.layers))

@@ -164,8 +164,7 @@ class ChannelRanking:
 
         A tensor may contain only a part of the group, as after a slice or a chunk.
         """
-        slices = [{u for u, at in enumerate(m.indices) if at} for m in group.members]
-        last = {max(units, key=order.index) for units in slices if units}
+        last = {max(units, key=order.index) for units in group.slices}
         others = [unit for unit in order if unit not in last]
         return cls(group, (*others, *sorted(last, key=order.index)), len(last))
 

@@ -55,12 +55,32 @@ class EntropicSelector:
 def select_channels(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:
     """Return the selection in one group for its target."""
     try:
-        found = _select(target, statistics)
+        found = _keep_every_slice(_select(target, statistics), statistics)
         width = target.round_up(len(found.kept))
         return found if width == len(found.kept) else _fill(target, found, statistics, width)
     except DeadInputError:
         kept = tuple(range(target.round_up(1)))
         return ChannelSelection(kept=kept, reason="all its channels are zero on these images")
+
+
+def _keep_every_slice(found: ChannelSelection, statistics: GroupStatistics) -> ChannelSelection:
+    """Return the selection with a channel of every slice of the group; no tensor is then empty.
+
+    A tensor may contain only a part of the group, as after a chunk. Its channel with the largest
+    weights is added.
+    """
+    slices = statistics.group.slices
+    if all(not units.isdisjoint(found.kept) for units in slices):
+        return found
+    channels = statistics.channels
+    energy = sum(w.unflatten(1, (channels, -1)).square().sum((0, 2)) for w in statistics.weights)
+    strength = torch.as_tensor(energy).expand(channels).tolist()
+    kept = set(found.kept)
+    for units in slices:
+        if kept.isdisjoint(units):
+            kept.add(max(units, key=lambda unit: strength[unit]))
+    reason = f"{found.reason}; at least one channel of every slice"
+    return replace(found, kept=tuple(sorted(kept)), reason=reason)
 
 
 def _select(target: GroupTarget, statistics: GroupStatistics) -> ChannelSelection:

@@ -6,6 +6,7 @@ BENCHMARKS = {
     "spartan": "SPARTAn against six regressions, and its cost",
     "sparsify": "accuracy without training, and its cost",
     "allocation": "methods to choose the widths under a budget",
+    "trust": "coverage of the figures on hold-out images",
     "candidates": "measures of the sensitivity to pruning",
     "timing": "seconds of full runs, and latencies",
     "distill": "accuracy recovered by distillation",
@@ -17,5 +18,5 @@ BENCHMARKS = {
     "paper": "plots of the paper's tables, from their records",
 }
 """What each module measures."""
-IN_PARTS = ("sparsify", "allocation", "candidates", "distill")
+IN_PARTS = ("sparsify", "allocation", "trust", "candidates", "distill")
 """Modules whose `main` takes networks or parts to measure; none means all."""

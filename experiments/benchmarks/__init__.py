@@ -6,6 +6,7 @@ BENCHMARKS = {
     "spartan": "SPARTAn against six regressions, and its cost",
     "sparsify": "accuracy without training, and its cost",
     "allocation": "methods to choose the widths under a budget",
+    "trust": "coverage of the figures on hold-out images",
     "candidates": "measures of the sensitivity to pruning",
     "timing": "seconds of full runs, and latencies",
     "scale": "forward passes, memory and accuracy of budgeted runs",
@@ -18,5 +19,5 @@ BENCHMARKS = {
     "paper": "plots of the paper's tables, from their records",
 }
 """What each module measures."""
-IN_PARTS = ("sparsify", "allocation", "candidates", "distill", "scale")
+IN_PARTS = ("sparsify", "allocation", "candidates", "distill", "scale", "trust")
 """Modules whose `main` takes networks or parts to measure; none means all."""

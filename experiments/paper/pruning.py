@@ -9,7 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 import entrim
-from entrim import Budget, Measurement, Plan, Reconstruction, SparsifyResult, Widths, paper_preset
+from entrim import (
+    Budget,
+    Calibration,
+    Measurement,
+    Plan,
+    Reconstruction,
+    SparsifyResult,
+    Widths,
+    paper_preset,
+)
 from entrim.distillation.trainer import TrainingConfig
 from experiments.models import TrainedModel
 from experiments.paper.criteria import CriterionScores
@@ -201,7 +210,7 @@ def sparsify_options(trained: TrainedModel, row: Row, method: str) -> dict[str, 
     if method == "paper":
         eps = {group: (-value, value) for group, value in row.eps.items()}
         preset = paper_preset(per_group=eps, solver="alternating", min_decrease=MIN_DECREASE)
-        return {"include": groups, **preset}
+        return {"include": groups, **{k: v for k, v in preset.items() if k != "calibration"}}
     if method == "widths":
         return {
             "include": groups,
@@ -259,6 +268,7 @@ def _prune(
         result = entrim.sparsify(
             trained.model,
             images,
+            calibration=Calibration(holdout=0),  # as published
             seed=trained.seed,
             callbacks=[ReportCallback(work.report)],
             **{**options, **scores},

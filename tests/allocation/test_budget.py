@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import entrim
 from entrim.allocation.allocate import (
+    AGREEMENT_POINTS,
     MAX_ERROR_POINTS,
     AllocationPoint,
     AllocationProblem,
@@ -253,6 +254,61 @@ def test_an_error_alone_selects_the_last_point_within_it(limit: float) -> None:
     found = select(entrim.Budget(max_error=limit), error_of=error)
     assert error(found.at) <= limit
     assert error(found.path[found.path.index(found.at) + 1]) > limit
+
+
+def agreement(function: Callable[[float], float]) -> Callable[[AllocationPoint], AgreementBound]:
+    """Return a bound that depends on the share of the parameters."""
+    measure = by_params(function)
+    return lambda point: AgreementBound(share=measure(point), images=400, low=measure(point) - 0.02)
+
+
+def test_the_last_point_before_the_first_failure_is_selected() -> None:
+    tested: list[AllocationPoint] = []
+
+    def bound(point: AllocationPoint) -> AgreementBound:
+        tested.append(point)
+        return agreement(lambda share: 0.5 if 0.4 < share < 0.6 else 0.99)(point)
+
+    found = select(entrim.Budget(agreement=0.9), agreement_of=bound)
+    assert found.at == tested[-2]
+    assert found.tested == len(tested)
+    assert found.at.costs["params"] >= 0.6 * PROBLEM.sizes["params"]
+    sizes = [point.costs["params"] for point in tested]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found.bound is not None
+    assert found.bound.low == pytest.approx(0.97)
+    assert "agreement at least 0.97 of 0.9" in found.reason
+
+
+def test_the_tested_points_are_few_evenly_spaced_and_end_at_the_narrowest() -> None:
+    tested: list[AllocationPoint] = []
+
+    def bound(point: AllocationPoint) -> AgreementBound:
+        tested.append(point)
+        return ALL_AGREE
+
+    found = select(entrim.Budget(agreement=0.9), agreement_of=bound)
+    assert len(tested) == AGREEMENT_POINTS
+    assert found.at == tested[-1] == found.path[-1]
+    assert found.path[0] not in tested
+
+
+def test_an_agreement_that_no_point_shows_is_refused_with_the_number_of_images() -> None:
+    few = agreement(lambda share: 0.91)
+    with pytest.raises(BudgetError, match=r"agrees on 91\.0% of 400 .* images; hold out [\d,]+ im"):
+        select(entrim.Budget(agreement=0.9), agreement_of=few)
+    none = agreement(lambda share: 0.5)
+    with pytest.raises(BudgetError, match=r"agrees on 50\.0% .*; request less"):
+        select(entrim.Budget(agreement=0.9), agreement_of=none)
+
+
+def test_an_agreement_with_a_size_is_tested_at_that_size() -> None:
+    falling = agreement(lambda share: share)
+    found = select(entrim.Budget(params=0.97, agreement=0.9), agreement_of=falling)
+    assert found.tested == 1
+    assert found.at.costs["params"] <= 0.97 * PROBLEM.sizes["params"]
+    with pytest.raises(BudgetError, match=r"agreement=0\.9 contradicts .* possible with 9\d% of"):
+        select(entrim.Budget(params=0.5, agreement=0.9), agreement_of=falling)
 
 
 def energy(widths: Mapping[str, int], /) -> float:

@@ -65,6 +65,9 @@ def test_force_replaces_a_run_and_options_are_passed_on(command: Command, worksh
     done = command(*words, *more, "--no-residual-correction", "--seed", "3")
     assert done.code == 0, done.err
     told, record = json.loads(done.out), read(workshop / "other").record
+    assert record.holdout is not None
+    assert told["holdout"]["images"] == record.holdout.images == 6
+    assert told["holdout"]["error"].keys() == {"value", "low", "high"}
     assert told["after"]["params"] == record.after.params
     assert told["kept"] == {group.name: list(group.kept) for group in record.groups}
     assert record.images == 30
@@ -101,6 +104,11 @@ def test_compare_shows_one_column_per_run(
     told = json.loads(command("compare", "half", "--json").out)
     assert told[0]["after"]["params"] == record.after.params
     assert told[0]["error"] == record.error
+    assert record.holdout is not None
+    assert record.holdout.agreement is not None
+    assert told[0]["holdout"]["agreement"]["low"] == record.holdout.agreement.low
+    value, low, high = record.holdout.figures()["agreement"]
+    assert ["agreement,", "unseen", "images", *2 * [value, f"({low}", "to", f"{high})"]] in rows
     assert told[0]["commands"] == [list(words) for words in read(workshop / "half").commands]
 
 

@@ -29,7 +29,8 @@ def statistics() -> GroupStatistics:
     weight = torch.zeros(2, 6, dtype=torch.float64)
     weight[:, 3:] = torch.randn(2, 3, generator=g, dtype=torch.float64) + 3
     weight[:, 1] = 0.01
-    return GroupStatistics(GROUP, (entrim.Moments.of(x, x @ weight.T),), (weight,), g)
+    moments = entrim.Moments.of(x, x @ weight.T)
+    return GroupStatistics(group=GROUP, moments=(moments,), weights=(weight,), generator=g)
 
 
 @pytest.mark.parametrize("selector", ["greedy", "magnitude", "entropic"])

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import entrim
 from entrim.allocation.allocate import (
@@ -23,7 +25,7 @@ from entrim.allocation.allocate import (
 )
 from entrim.allocation.costs import Costs, Length, Term
 from entrim.errors import BadSettingError, BudgetError
-from entrim.metrics import AgreementBound
+from entrim.metrics import AgreementBound, lower_bound
 
 
 def chain(widths: list[int], maps: list[int]) -> Costs:
@@ -278,6 +280,29 @@ def test_the_last_point_before_the_first_failure_is_selected() -> None:
     assert found.bound is not None
     assert found.bound.low == pytest.approx(0.97)
     assert "agreement at least 0.97 of 0.9" in found.reason
+
+
+def test_the_selected_point_has_the_agreement_as_often_as_the_confidence_states() -> None:
+    images, goal, splits = 200, 0.9, 400
+    bounds = [
+        lower_bound((torch.arange(images) < agreed).double(), 0.95) for agreed in range(images + 1)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    problem = problem_of([9, 12], [1.0, 2.0])
+    budget, wrong = entrim.Budget(agreement=goal), 0
+
+    def truth(point: AllocationPoint) -> float:
+        return 0.8 + 0.2 * point.costs["params"] / problem.sizes["params"]
+
+    for _ in range(splits):
+        drawn = torch.rand(images, generator=generator)
+
+        def bound(point: AllocationPoint, same: Tensor = drawn) -> AgreementBound:
+            agreed = int((same < truth(point)).sum())
+            return AgreementBound(share=agreed / images, images=images, low=bounds[agreed])
+
+        wrong += truth(select(budget, agreement_of=bound, problem=problem).at) < goal
+    assert 0 < wrong <= 0.07 * splits
 
 
 def test_the_tested_points_are_few_evenly_spaced_and_end_at_the_narrowest() -> None:

@@ -218,6 +218,7 @@ class Pruner:
         self.fitting_images, self.holdout_images = self._split_images()
         first = self.fitting_images.batch(slice(0, EXAMPLES))
         self.example_inputs: ExampleInputs = first if example_inputs is None else example_inputs
+        self.is_closed = False
         self.fits: list[LayerFit] = []
         """The layers that the last reconstruction refitted."""
         self._errors: dict[tuple[tuple[str, int], ...], float] = {}
@@ -253,6 +254,7 @@ class Pruner:
             self.statistics.close()
         self.images.close()
         self.scratch.close()
+        self.is_closed = True
 
     # The pipeline
 
@@ -278,6 +280,10 @@ class Pruner:
         BudgetError
             If even the narrowest network exceeds the budget.
         """
+        if self.is_closed:
+            raise BadSettingError(
+                "the Pruner is closed and has no images: prune inside its `with` block"
+            )
         self.resolver.check(target)
         _ = self.output_kinds  # raises if they do not fit the network
         if isinstance(target, Budget):
@@ -421,7 +427,7 @@ class Pruner:
         forward, names = self.statistics.forward, self.rankings
         images = self.calibration.sensitivity_images
         if images is None:
-            trials = len(names) * (1 + len(self.calibration.sensitivity_widths)) / 2
+            trials = max(1, len(names)) * (1 + len(self.calibration.sensitivity_widths)) / 2
             images = max(
                 MIN_SENSITIVITY_IMAGES, round(SENSITIVITY_PASSES * self.images.count / trials)
             )

@@ -126,8 +126,8 @@ def test_compare_distinguishes_paths_and_shows_scores(
     assert rows["accuracy, %"][2:] == ["87.65", "→", "87.65", "–", "–"]
     assert rows["recall"][1:] == ["–", "3", "→", "3", "–"]
     assert (
-        "\nr1/x:\n  small = entrim.sparsify(model, images, entrim.Widths(widths={'*': 0.5}))\n"
-        in done.out
+        "\nr1/x:\n  small = entrim.sparsify(model, images, entrim.Widths(widths={'*': 0.5}), "
+        "seed=0)\n" in done.out
     )
     assert "\nhalf:\n  entrim sparsify nets.py:small --images x.npy" in done.out
     assert "accuracy" not in command("compare", "half").out

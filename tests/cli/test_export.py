@@ -137,7 +137,8 @@ def test_failed_export_leaves_no_file(
 ) -> None:
     export, file = ("export", "half", *words), words[1]
     assert_refused(
-        command(*export, "--model", "nets.py:wide"), "0.weight is float32[9, 1, 3, 3] here"
+        command(*export, "--model", "nets.py:wide"),
+        "0.weight is float32[9, 1, 3, 3], but float32[8, 1, 3, 3] was saved",
     )
     assert_failed(command(*export, "--images", "gone.npy"), "there is no gone.npy")
     assert_failed(

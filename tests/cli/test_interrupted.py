@@ -20,7 +20,7 @@ from tests.cli.conftest import SOURCES, Command, assert_refused
 
 WORDS = ("sparsify", "nets.py:fixed", "--images", "x.npy", "--params", "50%")
 OTHER = (*WORDS[:-1], "60%")
-FULL = [("nets.py:fixed", 400), ("nets.py:fixed", 1_000), ("nets.py:heavy", 100_000)]
+FULL = [("nets.py:fixed", 400), ("nets.py:fixed", 2_000), ("nets.py:heavy", 100_000)]
 """Networks and limits of the file size: for the checkpoints, the report and the network."""
 
 

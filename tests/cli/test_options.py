@@ -32,7 +32,10 @@ PENALTY = "--solver alternating --min-decrease 3e-3 --single-consumer --coupling
         ),
         (
             "--preset paper --holdout 30",
-            {**entrim.paper_preset(), "calibration": entrim.Calibration(holdout=30)},
+            {
+                **entrim.paper_preset(),
+                "calibration": entrim.Calibration(holdout=30, n_positions=None),
+            },
         ),
         ("--holdout 0", {"calibration": entrim.Calibration(holdout=0)}),
         ("--width 0.5", {"budget": entrim.Widths(0.5)}),
@@ -144,7 +147,7 @@ def test_options_of_sparsify(words: str, expected: dict[str, Any]) -> None:
             {
                 "penalty": entrim.EntropicPenalty(single_consumer=True),
                 "reconstruction": entrim.Reconstruction(weights="solution"),
-                "calibration": entrim.Calibration(holdout=0),
+                "calibration": entrim.Calibration(holdout=0, n_positions=None),
             },
         ),
     ],

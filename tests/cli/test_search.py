@@ -81,7 +81,7 @@ def test_command_finds_the_front_of_the_function(
         score(loaded),
     )
     assert recorded.on == "60 images of x.npy, which the search used"
-    assert f"trial {best.number}:\ntrace: " in done.err
+    assert f"trial {best.number}:\n" in done.err
     assert data.command is not None
     assert data.command[:3] == ("entrim", "search", "nets.py:small")
     assert json.loads((workshop / "found" / "search.json").read_text())["intact"] == score(

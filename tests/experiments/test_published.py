@@ -92,7 +92,7 @@ def test_a_network_that_the_paper_does_not_have_is_refused() -> None:
 
 def test_words_have_no_value_and_cannot_be_rounded() -> None:
     assert Cell("28 x 28").value is None
-    with pytest.raises(BadSettingError, match="no figure"):
+    with pytest.raises(BadSettingError, match="is not a number"):
         Cell("28 x 28").round(1.0)
 
 

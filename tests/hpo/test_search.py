@@ -255,9 +255,11 @@ def test_a_pruner_is_searched_with_its_own_statistics_and_options() -> None:
         assert len(recorder.in_stage("collect")) == collected
         best = found.front[-1]
         again = pruner.prune(entrim.EntropicPenalty(per_group=dict(best.eps)))
+        assert accuracy(again.model) == accuracy(found.sparsify(best).model) == best.score
     same = run_search(reconstruction=reconstruction, **options)
     assert without_times(found) == without_times(same)
-    assert accuracy(again.model) == accuracy(found.sparsify(best).model) == best.score
+    with pytest.raises(BadSettingError, match="the Pruner is closed"):
+        found.sparsify(best)
 
 
 def test_images_or_options_beside_a_pruner_are_refused() -> None:

@@ -82,5 +82,5 @@ def test_a_network_without_a_record_is_not_a_run(
     small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:
     entrim.save(small.model, small.plan, tmp_path)
-    with pytest.raises(LoadError, match="without the record of a run: save what sparsify returned"):
+    with pytest.raises(LoadError, match="without the record of a run: save the result of sparsify"):
         entrim.SparsifyResult.load(chain(0), tmp_path)

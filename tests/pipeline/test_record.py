@@ -140,7 +140,7 @@ def test_the_record_contains_date_versions_threads_and_checksum() -> None:
     assert record.versions["Python"] == platform.python_version()
     assert record.versions["numpy"] == np.__version__
     assert record.images_checksum == fingerprint([X])
-    assert record.seed is None  # nothing was drawn
+    assert record.seed == 0  # positions and hold-out images are drawn
 
 
 def test_the_seed_in_the_record_repeats_a_run() -> None:

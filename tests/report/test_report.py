@@ -69,7 +69,7 @@ def test_invalid_records_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"format": 99}', '{"format": 1, "groups": []}'])
 def test_records_of_another_format_are_refused(text: str) -> None:
-    with pytest.raises(LoadError, match="another format: use the entrim that wrote it"):
+    with pytest.raises(LoadError, match="another format: read it with the version that wrote it"):
         Record.from_json(text)
 
 
@@ -306,7 +306,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
     model, plan = network(), entrim.Plan({"first": [0, 3]})
     entrim.save(entrim.apply_plan(model, plan, torch.randn(3, 12)), plan, tmp_path / "bare")
-    with pytest.raises(LoadError, match=r"small\.save"):
+    with pytest.raises(LoadError, match=r"result\.save"):
         read(tmp_path / "bare")
 
 

@@ -4,7 +4,7 @@
 >>> write("no/such/folder")
 Traceback (most recent call last):
 ...
-entrim.errors.LoadError: no/such/folder is not there (no entrim.json): hand over a folder of save()
+entrim.errors.LoadError: no/such/folder does not exist (no entrim.json): pass a folder of save()
 """
 
 from entrim.report.page import html, write

@@ -128,3 +128,6 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
 def setup(app: Sphinx) -> None:
     """Register the extension."""
     app.connect("source-read", add_contents)
+
+
+suppress_warnings = ["ref.python"]  # a type such as `bytes` is also the name of several attributes

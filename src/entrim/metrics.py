@@ -288,11 +288,14 @@ def _ratio(parts: Tensor, wholes: Tensor) -> Estimate | None:
 def _rows(output: Tensor, images: int) -> Tensor:
     """Return an output as real numbers in double precision, one row per image.
 
-    An output without an axis of `images` entries is divided among all images.
+    Several rows per image, such as boxes, are joined. An output without an axis of `images` entries
+    is divided among all images.
     """
     real = torch.view_as_real(output) if output.is_complex() else output
     wide = torch.atleast_1d(real).double()
     fitting = [axis for axis, size in enumerate(wide.shape) if size == images]
+    if not fitting and len(wide) % images == 0:
+        return wide.reshape(images, -1)
     if not fitting:
         return wide.reshape(1, -1).expand(images, -1) / math.sqrt(images)
     return wide.movedim(fitting[0], 0).reshape(images, -1)

@@ -27,13 +27,11 @@ from entrim.allocation.allocate import (
 from entrim.allocation.costs import Costs
 from entrim.allocation.sensitivity import (
     SensitivityAnalyzer,
-    error_of,
     interpolate,
     measured_batches,
     measured_widths,
 )
-from entrim.calibration.checks import check_images
-from entrim.calibration.collect import LayerStatistics
+from entrim.calibration.collect import LayerStatistics, check_images
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData, Images, read_images
 from entrim.calibration.tensor_store import Scratch, TensorStore
@@ -99,7 +97,6 @@ from entrim.storage.checkpoint import CheckpointStore, fingerprint
 from entrim.surgery.measure import measure
 from entrim.surgery.plan import Plan
 from entrim.surgery.prune import PrunedModel, part_of, prune
-from entrim.surgery.structure import values_of
 from entrim.surgery.trace import trace
 
 EXAMPLES = 4
@@ -822,7 +819,8 @@ class Pruner:
             )
             batches = statistics.forward.batches
             some = batches[: self._measured_batches(ERROR_IMAGES)]
-            error = error_of(pruned.model, self.model, some)
+            apart = compare(pruned.model, self.model, some, self.output_kinds).error()
+            error = None if apart is None else apart.value
             detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
             holdout = self._compare_on_holdout(pruned.model, error, target, selection.point)
             self.progress.step("measure", name, 1, 1, detail)
@@ -851,7 +849,7 @@ class Pruner:
             notes=tuple(self.progress.notes),
             error=error,
             holdout=holdout,
-            original=fingerprint(values_of(self.model).values()),
+            original=self._fingerprint,
             images_checksum=self.images.checksum(),
             seed=self.seed if self.draws else None,
             threads=torch.get_num_threads(),
@@ -916,6 +914,11 @@ class Pruner:
         }
 
     @cached_property
+    def _fingerprint(self) -> str:
+        """The fingerprint of the original network."""
+        return fingerprint(self.statistics.forward.tensors.values())
+
+    @cached_property
     def _identity(self) -> dict[str, str]:
         """Digests of everything except the target on which the results depend."""
         forward = self.statistics.forward
@@ -926,7 +929,7 @@ class Pruner:
         shapes = repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
         options = [self.settings(None), to_plain(getattr(self.selector, "__dict__", {}))]
         return {
-            "network": f"{_digest(*network)} {fingerprint(forward.tensors.values())}",
+            "network": f"{_digest(*network)} {self._fingerprint}",
             "images": f"{_digest(shapes)} {self.images.checksum()} {fingerprint(tensors)}",
             "settings": json.dumps(options),
             "seed": str(self._run_seed),

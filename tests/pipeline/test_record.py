@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.allocation.sensitivity import error_of, output_change
+from entrim.allocation.sensitivity import output_change
 from entrim.errors import BadSettingError
+from entrim.metrics import compare
 from entrim.records import Record, Score
 from entrim.storage.checkpoint import fingerprint
 from tests.callbacks import Recorder
@@ -118,7 +119,9 @@ def test_the_error_of_several_outputs_is_that_of_all_together() -> None:
         both = [list(net(x).values()) for net in (found, expected)]
     batches = [{"x": part} for part in x.split(7)]
     apart = output_change([both[0]], [both[1]], [len(x)])
-    assert error_of(found, expected, batches) == pytest.approx(apart.error)
+    error = compare(found, expected, batches, ("values", "values")).error()
+    assert error is not None
+    assert error.value == pytest.approx(apart.error)
 
 
 @pytest.mark.parametrize("still", [torch.zeros(3), torch.tensor([1.0, torch.nan, 0.0])])
@@ -127,7 +130,7 @@ def test_constant_outputs_and_outputs_with_nan_have_no_error(still: Tensor) -> N
         def forward(self, x: Tensor) -> Tensor:
             return still.expand(len(x), 3)
 
-    assert error_of(nn.Linear(2, 3), Still(), [torch.randn(9, 2)]) is None
+    assert compare(nn.Linear(2, 3), Still(), [torch.randn(9, 2)], ("values",)).error() is None
 
 
 def test_the_record_contains_date_versions_threads_and_checksum() -> None:

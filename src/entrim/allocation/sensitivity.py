@@ -1,11 +1,10 @@
 """Sensitivity: the change of the outputs when one group is pruned, measured without labels."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from entrim.calibration.collect import Pass, gram_of
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
@@ -14,14 +13,6 @@ from entrim.calibration.tensor_store import TensorStore
 from entrim.config import Sensitivity
 from entrim.errors import BadSettingError
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.graph.eager import (
-    ExampleInputs,
-    call,
-    copy_without_hooks,
-    isolate_random_state,
-    leaves,
-    samples,
-)
 from entrim.metrics import Kind, kl_divergence, log_probabilities, output_kinds
 from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_tensors, refit_layer
 from entrim.selection.base import ChannelRanking
@@ -146,7 +137,7 @@ class SensitivityAnalyzer:
 
     def __post_init__(self) -> None:
         self.reference = self._outputs(dict(self.task.tensors))
-        self.kinds = output_kinds(self.reference[0], self._images[0], self.outputs)
+        self.kinds = output_kinds(self.reference[0], self.task.batch_sizes[0], self.outputs)
 
     def sweep(
         self, trials: Mapping[str, Sequence[Sequence[int]]], held: Kept
@@ -159,16 +150,16 @@ class SensitivityAnalyzer:
         """
         start = self._tensors_at(held)
         groups = self._by_place(trials)
-        with torch.no_grad(), self.task.new_store() as shelf:
-            stream = Execution(self.task.programs, self.task.batches, start, shelf, "held")
+        with self.task.execution(start) as execution:
             start_place = 0
             for place in sorted(groups):
-                advance([stream], start_place, place)
+                advance([execution], start_place, place)
                 start_place = place
                 for group in groups[place]:
+                    sets = trials[group.name]
                     yield (
                         group.name,
-                        [self._change(stream, place, group, k, held) for k in trials[group.name]],
+                        [self._change(execution, place, group, kept, held) for kept in sets],
                     )
 
     def change(self, tensors: Mapping[str, Tensor]) -> OutputChange:
@@ -198,16 +189,12 @@ class SensitivityAnalyzer:
         return total
 
     def _compare(self, found: Sequence[Sequence[Tensor]]) -> OutputChange:
-        return output_change(found, self.reference, self._images, self.sensitivity, self.kinds)
-
-    @property
-    def _images(self) -> list[int]:
-        """The number of images in each batch."""
-        return [samples(batch) for batch in self.task.batches]
+        sizes = self.task.batch_sizes
+        return output_change(found, self.reference, sizes, self.sensitivity, self.kinds)
 
     def _reference_gaps(self) -> list[OutputGap]:
         gaps = [OutputGap() for _ in self.reference[0]]
-        for batch, images in zip(self.reference, self._images, strict=True):
+        for batch, images in zip(self.reference, self.task.batch_sizes, strict=True):
             for gap, output in zip(gaps, batch, strict=True):
                 gap.add(output, output, images)
         return gaps
@@ -237,21 +224,8 @@ class SensitivityAnalyzer:
         for reader in self.readers:
             if group.name in reader.spec.columns_per_channel:
                 self._refit(reader, stays, tensors)
-        last = len(held.program.nodes)
-        new = Execution(
-            held.programs,
-            held.batches,
-            tensors,
-            held.shelf,
-            "new",
-            base=held,
-            changed_nodes=set(range(place, last)),
-        )
-        advance([new], place, last - 1)
-        outputs = [new.outputs(batch) for batch in range(len(new.batches))]
-        for batch in range(len(new.batches)):
-            new.free(last - 1, batch)
-        return self._compare(outputs)
+        later = range(place, len(held.program.nodes))
+        return self._compare(held.branch(tensors, changed_nodes=later).finish(place))
 
     def _refit(
         self, reader: BoundConsumer, kept_indices: KeptIndices, tensors: dict[str, Tensor]
@@ -267,15 +241,8 @@ class SensitivityAnalyzer:
             refit_layer(reader, gram, kept_indices, original, tensors, self.ridge)
 
     def _outputs(self, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
-        with torch.no_grad(), self.task.new_store() as shelf:
-            parts = []
-            for program, batch in zip(self.task.programs, self.task.batches, strict=True):
-                stream = Execution([program], [batch], tensors, shelf)
-                last = len(program.nodes) - 1
-                advance([stream], 0, last)
-                parts.append(stream.outputs(0))
-                stream.free(last, 0)
-        return parts
+        with self.task.execution(tensors) as execution:
+            return [outputs for one in execution.by_batch() for outputs in one.finish(0)]
 
 
 def output_change(
@@ -332,22 +299,3 @@ def _mean_sensitivity(
 
 def _outputs_of(batch: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
     return batch[0] if len(batch) == 1 else tuple(batch)
-
-
-def error_of(
-    small: nn.Module, original: nn.Module, batches: Iterable[ExampleInputs]
-) -> float | None:
-    """Return the relative error between two networks in eval mode; None if it is undefined.
-
-    Outputs are stored for one batch at a time. Cost: one pass of each network.
-    """
-    still = [copy_without_hooks(model).eval() for model in (small, original)]
-    gaps: list[OutputGap] = []
-    with torch.no_grad(), isolate_random_state():
-        for batch in batches:
-            found, wanted = (leaves(call(model, batch)) for model in still)
-            gaps = gaps or [OutputGap() for _ in wanted]
-            for gap, a, b in zip(gaps, found, wanted, strict=True):
-                gap.add(a, b, samples(batch))
-    apart, spread = sum(gap.apart for gap in gaps), sum(gap.squared_deviation for gap in gaps)
-    return apart / spread if spread > 0 and math.isfinite(apart / spread) else None

@@ -1,8 +1,12 @@
-"""Collect the second moments of the inputs of every layer in one pass of the original network."""
+"""Collect the second moments of the inputs of every layer in one pass of the original network.
+
+The same pass compares the images with the running statistics of BatchNorm layers.
+"""
 
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +19,7 @@ from entrim.calibration.executor import Execution, Program, advance, programs
 from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.entropic.moments import Moments
+from entrim.errors import BadImagesError
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import ExampleInputs, samples
 from entrim.graph.tracer import arguments_of
@@ -23,6 +28,10 @@ ROWS_PER_COLUMN = 60
 """Rows that the automatic number of positions provides for each column of a layer."""
 _SHIFTS_PAY = 3
 """Where more than a third of the positions of a kernel are needed, all of them cost less."""
+MAX_SHIFT, MAX_RATIO = 1.0, 3.0
+"""Limits for the shift of the mean in a BatchNorm, in its standard deviations, and for the ratio of
+variances in the first one. With ResNet-20 and VGG-16, CIFAR-10 images in a wrong scale (0 to 1,
+0 to 255, half the contrast) exceed them; eight correct images or a single class do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +58,9 @@ class Pass:
     """Seed of all random numbers."""
 
     @property
-    def images(self) -> int:
-        """The number of images."""
-        return sum(samples(batch) for batch in self.batches)
+    def batch_sizes(self) -> list[int]:
+        """The number of images in each batch."""
+        return [samples(batch) for batch in self.batches]
 
     def sample_positions(
         self, reader: BoundConsumer, x: Tensor, columns: int, generator: torch.Generator
@@ -63,12 +72,10 @@ class Pass:
         """
         if self.n_positions is None:
             return None
-        geometry = reader.geometry
-        sizes = tuple(x.shape[2:]) if geometry.kernel else (math.prod(x.shape[1:-1]),)
-        count = geometry.outputs(sizes)
+        count = reader.n_positions(x)
         if self.n_positions == "auto":
-            drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
-            if drawn * (_SHIFTS_PAY if geometry.block > 1 else 1) >= count:
+            drawn = -(-ROWS_PER_COLUMN * (columns + 1) // sum(self.batch_sizes))
+            if drawn * (_SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1) >= count:
                 return None
         else:
             drawn = min(self.n_positions, count)
@@ -81,13 +88,18 @@ class Pass:
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def new_store(self) -> TensorStore:
-        """Return an empty store for activations."""
+        """Return an empty store within the memory limit."""
         return TensorStore(self.memory_limit, self.scratch)
 
-    def streams(self, shelf: TensorStore) -> Iterator[Execution]:
-        """Yield one execution per batch, so that activations are freed after each batch."""
-        for program, batch in zip(self.programs, self.batches, strict=True):
-            yield Execution([program], [batch], dict(self.tensors), shelf)
+    @contextmanager
+    def execution(self, tensors: Mapping[str, Tensor] | None = None) -> Iterator[Execution]:
+        """Execute the network on all batches, with other `tensors` if given; without gradients.
+
+        Activations are removed when the context ends.
+        """
+        weights = self.tensors if tensors is None else tensors
+        with torch.no_grad(), self.new_store() as store:
+            yield Execution(self.programs, self.batches, dict(weights), store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,16 +221,16 @@ def capture(
     called with the number of finished batches and their total over all passes.
     """
     runs = list(_within(readers, task.memory_limit))
-    batches = len(task.batches)
+    batches = len(task.programs)
     for number, some in enumerate(runs):
         sums = {
             reader.spec.layer: PatchGram(reader.geometry, reader.channels, _device(task))
             for reader in some
         }
         draws = {reader.spec.layer: task.drawing(reader.spec.layer) for reader in some}
-        with torch.no_grad(), task.new_store() as shelf:
-            for done, stream in enumerate(task.streams(shelf), number * batches + 1):
-                _watch(task, stream, some, sums, draws)
+        with task.execution() as whole:
+            for done, execution in enumerate(whole.by_batch(), number * batches + 1):
+                _watch(task, execution, some, sums, draws)
                 on_batch(done, len(runs) * batches)
         for reader in some:
             total = sums.pop(reader.spec.layer)
@@ -313,6 +325,58 @@ def batchnorm_of(program: Program, node: fx.Node) -> BatchNormCall | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class BatchNormShift:
+    """The deviation of the images from the running statistics of one BatchNorm."""
+
+    layer: str
+    shift: float
+    """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
+    variance: float
+    """Median over channels of variance / running variance."""
+
+
+def check_images(task: Pass) -> str | None:
+    """Return a warning if the images differ from those of the training; raise an error for NaN."""
+    norms = batchnorm_shifts(task)
+    if any(math.isnan(norm.shift) for norm in norms):
+        raise BadImagesError(
+            "the network computes NaN on these images: normalize them as in training"
+        )
+    shifted = [norm for norm in norms if norm.shift > MAX_SHIFT]
+    scaled = [norm for norm in norms[:1] if not 1 / MAX_RATIO <= norm.variance <= MAX_RATIO]
+    if not shifted and not scaled:
+        return None
+    worst = scaled[0] if scaled else max(shifted, key=lambda norm: norm.shift)
+    return (
+        f"the images differ from those of the training: at {worst.layer} means are shifted by "
+        f"{worst.shift:.1f} standard deviations, and variances are {worst.variance:.2g} times the "
+        "running variance: normalize the images as in the training of the network"
+    )
+
+
+def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
+    """Return the deviation of the first batch from the statistics of every BatchNorm."""
+    found = []
+    with task.execution() as whole:
+        first = next(whole.by_batch())
+        for place, node in enumerate(first.program.nodes):
+            norm = batchnorm_of(first.program, node)
+            if norm is not None:
+                stats = ChannelStats()
+                stats.add(first.value(norm.input, 0))
+                mean, variance = (in_double(task.tensors[name]) for name in (norm.mean, norm.var))
+                shift = (stats.mean - mean) / variance.clamp_min(1e-12).sqrt()
+                ratio = stats.variance / variance.clamp_min(1e-12)
+                found.append(
+                    BatchNormShift(
+                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
+                    )
+                )
+            advance([first], place, place + 1)
+    return found
+
+
 def moments_of(
     reader: BoundConsumer, gram: Gram, group: Group, tensors: Mapping[str, Tensor]
 ) -> list[Moments]:
@@ -375,7 +439,7 @@ def _moments(
 
 def _watch(
     task: Pass,
-    stream: Execution,
+    execution: Execution,
     readers: Sequence[BoundConsumer],
     sums: Mapping[str, PatchGram],
     draws: Mapping[str, torch.Generator],
@@ -389,15 +453,15 @@ def _watch(
     for place in range(last + 1):
         if place in calls:
             reader, source = calls[place]
-            layer, x = reader.spec.layer, reader.merge_batch(stream.at(source, 0))
+            layer, x = reader.spec.layer, reader.merge_batch(execution.at(source, 0))
             sampled = task.sample_positions(reader, x, reader.columns, draws[layer])
             if sampled is None:
                 sums[layer].add(in_double(x))
             else:
                 sums[layer].add_rows(in_double(patches(x, reader.geometry, sampled)))
-        advance([stream], place, place + 1)
+        advance([execution], place, place + 1)
     for place in range(last + 1):
-        stream.shelf.drop((stream.label, place, 0))
+        execution.store.drop((execution.label, place, 0))
 
 
 def _device(task: Pass) -> torch.device:

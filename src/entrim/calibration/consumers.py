@@ -93,6 +93,11 @@ class BoundConsumer:
         """Return an input or output with a batch dimension, which unbatched calls lack."""
         return x[None] if x.dim() == len(self.geometry.kernel) + 1 else x
 
+    def n_positions(self, x: Tensor) -> int:
+        """Return the number of output positions per image for the input `x`."""
+        rank = len(self.geometry.kernel)
+        return self.geometry.outputs(tuple(x.shape[2:]) if rank else (math.prod(x.shape[1:-1]),))
+
     def _is_input(self, tensor: str, dim: int) -> bool:
         return (tensor, dim) == (self.spec.weight, self.spec.dim)
 

@@ -1,8 +1,8 @@
 """Execute an exported network on several batches, one operation at a time."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -97,7 +97,7 @@ class Execution:
     batches: Sequence[ExampleInputs]
     tensors: dict[str, Tensor]
     """Parameters and buffers by name; may be modified during the execution."""
-    shelf: TensorStore
+    store: TensorStore
     label: str = ""
     """Distinguishes the values of several executions in one store."""
     base: "Execution | None" = None
@@ -112,6 +112,33 @@ class Execution:
         """The program of the first batch; others differ in sizes only."""
         return self.programs[0]
 
+    @property
+    def n_batches(self) -> int:
+        """The number of batches."""
+        return len(self.programs)
+
+    def by_batch(self) -> Iterator["Execution"]:
+        """Yield one execution per batch, so that activations are freed after each batch."""
+        for program, batch in zip(self.programs, self.batches, strict=True):
+            yield replace(self, programs=[program], batches=[batch])
+
+    def branch(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        changed: Iterable[str] = (),
+        changed_nodes: Iterable[int] = (),
+    ) -> "Execution":
+        """Return an execution with other `tensors` that reads unchanged values from this one."""
+        return replace(
+            self,
+            tensors=dict(tensors),
+            label=f"{self.label} changed",
+            base=self,
+            changed=set(changed),
+            changed_nodes=set(changed_nodes),
+        )
+
     def run(self, place: int, batch: int) -> None:
         """Run the operation at `place` on one batch and keep its value."""
         if self.base is not None:
@@ -120,7 +147,7 @@ class Execution:
             self.changed_nodes.add(place)
         value = self.compute(place, batch)
         if value is not _NOT_KEPT:
-            self.shelf.put((self.label, place, batch), value)
+            self.store.put((self.label, place, batch), value)
 
     def differs(self, place: int) -> bool:
         """Whether an input of the operation at `place` differs from the base."""
@@ -133,7 +160,7 @@ class Execution:
     def free(self, place: int, batch: int) -> None:
         """Drop the values of one batch that nothing reads after the operation at `place`."""
         for dead in self.program.last_use[place]:
-            self.shelf.drop((self.label, dead, batch))
+            self.store.drop((self.label, dead, batch))
 
     def value(self, node: fx.Node, batch: int) -> Any:
         """Return the value of `node`, a node of the program of `batch`."""
@@ -143,7 +170,7 @@ class Execution:
         place = program.place[node]
         if self.base is not None and place not in self.changed_nodes:
             return self.base.value(node, batch)
-        return self.shelf.get((self.label, place, batch))
+        return self.store.get((self.label, place, batch))
 
     def at(self, place: int, batch: int) -> Any:
         """Return the value at `place`."""
@@ -157,6 +184,15 @@ class Execution:
         returned = [results[number] for number in program.outputs]
         values = map_arg(returned, lambda node: self.value(node, batch))
         return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+    def finish(self, place: int) -> list[list[Tensor]]:
+        """Run all operations from `place` on, and return the outputs of every batch."""
+        last = len(self.program.nodes) - 1
+        advance([self], place, last)
+        found = [self.outputs(batch) for batch in range(self.n_batches)]
+        for batch in range(self.n_batches):
+            self.free(last, batch)
+        return found
 
     def compute(self, place: int, batch: int) -> Any:
         """Return the result of the operation at `place` without storing it."""
@@ -185,7 +221,7 @@ def advance(executions: Sequence[Execution], start: int, stop: int) -> None:
 
     One batch after the other: only values that are read after `stop` are kept for all of them.
     """
-    for batch in range(len(executions[0].batches)):
+    for batch in range(executions[0].n_batches):
         for place in range(start, stop):
             for execution in executions:
                 execution.run(place, batch)

@@ -4,7 +4,8 @@ In sequential order two executions advance through the network in lock-step, the
 reconstructed one. At every layer, the reconstructed execution provides the inputs, and the original
 execution provides the outputs to reproduce. The regression target is the difference between these
 outputs and those of the current weights: this avoids cancellation, and the ridge shrinks toward the
-current weights.
+current weights. Where the output is added to a skip connection, the target also compensates for the
+change of the skip connection (residual correction).
 """
 
 import operator
@@ -17,13 +18,21 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx
 from torch.nn import functional
 
-from entrim.calibration.collect import ChannelStats, LayerStatistics, Pass, batchnorm_of, in_double
+from entrim.calibration.collect import (
+    BatchNormCall,
+    ChannelStats,
+    LayerStatistics,
+    Pass,
+    batchnorm_of,
+    in_double,
+)
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.calibration.executor import Execution, advance
 from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.config import Reconstruction
 from entrim.entropic.moments import Moments
 from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.tracer import arguments_of
 from entrim.reconstruction.layer import (
     Cached,
     LayerFit,
@@ -38,12 +47,13 @@ from entrim.reconstruction.layer import (
     select_ridge,
     solve_layer,
 )
-from entrim.reconstruction.residual import residual_correction
 from entrim.selection.base import ChannelSelection
 from entrim.surgery.prune import part_of
 
 INNER_SPLIT = 5
 """Every fifth image judges the ridge of a layer that is fitted on the others."""
+_NEAR_ZERO = 1e-2
+"""Relative to the median scale of a BatchNorm: channels with a smaller scale are not corrected."""
 
 
 def reconstruct(
@@ -164,12 +174,9 @@ def reconstruct_sequentially(
     different targets.
     """
     calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
-    with torch.no_grad(), task.new_store() as shelf:
-        old = Execution(task.programs, task.batches, dict(task.tensors), shelf, "old")
-        changed = {name for name in start if start[name] is not task.tensors[name]}
-        new = Execution(
-            task.programs, task.batches, dict(start), shelf, "new", base=old, changed=changed
-        )
+    with task.execution() as old:
+        changed = [name for name in start if start[name] is not task.tensors[name]]
+        new = old.branch(start, changed=changed)
         norms = [p for p, node in enumerate(old.program.nodes) if batchnorm_of(old.program, node)]
         stops = sorted({*calls, *(norms if reestimate else ())})
         place = 0
@@ -210,7 +217,7 @@ def _refit(
     target_stats = ChannelStats()
     columns = splits[0].cross.shape[-1]
     generator = task.drawing(f"reconstruction of {reader.spec.layer}")
-    for batch in range(len(old.batches)):
+    for batch in range(old.n_batches):
         x = reader.merge_batch(new.at(reader.inputs[0], batch))
         drift = None if correction is None else reader.merge_batch(correction(batch))
         stay = outputs.to(x.device)
@@ -244,6 +251,64 @@ def _refit(
     count = sum(sums.gram.count for sums in splits)
     fit = as_fit(reader, parts, count, float(target_stats.variance.sum()))
     return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
+
+
+def residual_correction(
+    old: Execution, new: Execution, place: int
+) -> Callable[[int], Tensor] | None:
+    """Return the correction of the output at `place` as a function of the batch, None for none.
+
+    If the output, with or without a following BatchNorm, is added to a value that has changed, the
+    sum is restored by subtracting this change, scaled by the inverse of the normalization.
+    """
+    program = old.program
+    node, scale = program.nodes[place], None
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        kind = str(user.target)
+        norm = batchnorm_of(program, user)
+        if norm is not None and scale is None and norm.scaled == (norm.weight is not None):
+            scale = _inverse_scale(norm, old.tensors)
+        elif not any(name in kind for name in ("getitem", "clone", "alias", "detach")):
+            break
+        node = user
+    if len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    other = _added_to(user, node)
+    if other is None or program.place.get(other, -1) not in new.changed_nodes:
+        return None
+    at = program.place[other]
+    if at >= place or not _same_shape(other, program.nodes[place]):
+        return None
+
+    def drift(batch: int) -> Tensor:
+        gap = old.at(at, batch) - new.at(at, batch)
+        return gap if scale is None else gap * scale.view(-1, *[1] * (gap.dim() - 2))
+
+    return drift
+
+
+def _added_to(user: fx.Node, node: fx.Node) -> fx.Node | None:
+    """Return the other operand if `user` is a plain sum of `node` and another tensor, else None."""
+    if user.target is not torch.ops.aten.add.Tensor or arguments_of(user).get("alpha", 1) != 1:
+        return None
+    others = [arg for arg in user.args[:2] if isinstance(arg, fx.Node) and arg is not node]
+    return others[0] if len(others) == 1 else None
+
+
+def _same_shape(one: fx.Node, other: fx.Node) -> bool:
+    shapes = [getattr(node.meta.get("val"), "shape", None) for node in (one, other)]
+    return shapes[0] is not None and shapes[0] == shapes[1]
+
+
+def _inverse_scale(norm: BatchNormCall, tensors: Mapping[str, Tensor]) -> Float[Tensor, " D"]:
+    """Return sigma / gamma of a BatchNorm, 0 where gamma / sigma is close to 0."""
+    scale = (tensors[norm.var] + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * tensors[norm.weight]
+    large = scale.abs() > _NEAR_ZERO * scale.abs().median()
+    return torch.where(large, 1 / scale, 0)
 
 
 def _split_images(count: int, ridge: float | None) -> list[Int[Tensor, " images"]]:
@@ -377,10 +442,10 @@ def _reestimate(new: Execution, place: int, node: fx.Node) -> None:
     if norm.calls > 1:
         return  # it serves several calls, and has run on some of them already
     source = new.program.place[norm.input]
-    tally = ChannelStats()
-    for batch in range(len(new.batches)):
-        tally.add(new.at(source, batch))
-    for name, value in ((norm.mean, tally.mean), (norm.var, tally.variance)):
+    stats = ChannelStats()
+    for batch in range(new.n_batches):
+        stats.add(new.at(source, batch))
+    for name, value in ((norm.mean, stats.mean), (norm.var, stats.variance)):
         new.tensors[name] = value.to(new.tensors[name])
         new.changed.add(name)
 

@@ -22,7 +22,7 @@ test: $(READY) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
 QUICK := tests/regression tests/entropic tests/selection tests/calibration tests/allocation \
-  tests/spartan/test_steps.py tests/spartan/test_descent.py tests/test_misuse.py tests/pipeline/test_misuse.py \
+  tests/spartan/test_steps.py tests/spartan/test_descent.py \
   $(addprefix tests/surgery/test_, kinds.py plan.py surgery.py)
 quick: $(READY) ## run the tests of the numerical results in at most 90 seconds
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 $(QUICK)

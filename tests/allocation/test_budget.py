@@ -1,5 +1,6 @@
 """Budgets, and the allocation of widths under them."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -71,6 +72,7 @@ def test_a_sensitivity_curve_is_the_largest_convex_function_below_the_points(
     assert slopes == sorted(slopes)
 
 
+@settings(max_examples=50)
 @given(GROUPS, st.floats(0.02, 1), SIZES, st.sampled_from([1, 4, 8]))
 def test_a_budget_is_met_and_used_up_to_less_than_one_step(
     groups: list[tuple[int, float]], share: float, size: str, round_to: int
@@ -284,9 +286,11 @@ def test_the_last_point_before_the_first_failure_is_selected() -> None:
 
 def test_the_selected_point_has_the_agreement_as_often_as_the_confidence_states() -> None:
     images, goal, splits = 200, 0.9, 400
-    bounds = [
-        lower_bound((torch.arange(images) < agreed).double(), 0.95) for agreed in range(images + 1)
-    ]
+
+    @functools.cache
+    def low(agreed: int) -> float:
+        return lower_bound((torch.arange(images) < agreed).double(), 0.95)
+
     generator = torch.Generator().manual_seed(0)
     problem = problem_of([9, 12], [1.0, 2.0])
     budget, wrong = entrim.Budget(agreement=goal), 0
@@ -299,7 +303,7 @@ def test_the_selected_point_has_the_agreement_as_often_as_the_confidence_states(
 
         def bound(point: AllocationPoint, same: Tensor = drawn) -> AgreementBound:
             agreed = int((same < truth(point)).sum())
-            return AgreementBound(share=agreed / images, images=images, low=bounds[agreed])
+            return AgreementBound(share=agreed / images, images=images, low=low(agreed))
 
         wrong += truth(select(budget, agreement_of=bound, problem=problem).at) < goal
     assert 0 < wrong <= 0.07 * splits
@@ -340,6 +344,7 @@ def energy(widths: Mapping[str, int], /) -> float:
     return 0.5 * widths["g0"] + 0.25 * widths["g1"]
 
 
+@settings(max_examples=30)
 @given(GROUPS.filter(lambda groups: len(groups) > 1), st.floats(0.05, 1), st.sampled_from([1, 4]))
 def test_a_cost_of_the_user_is_met_and_used_up_to_less_than_one_step(
     groups: list[tuple[int, float]], share: float, round_to: int

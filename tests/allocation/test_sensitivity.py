@@ -32,7 +32,7 @@ class Joined(nn.Module):
         return self.head(self.both(seen).relu().mean((2, 3)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def analyzer() -> SensitivityAnalyzer:
     return analyzer_of(residual())
 
@@ -100,7 +100,7 @@ def test_no_activation_is_stored_after_a_sweep(analyzer: SensitivityAnalyzer) ->
     original = TensorStore.__exit__
 
     def exit_store(store: TensorStore, *args: object) -> None:
-        stored.append(len([key for key in store.values if "new" in str(key)]))
+        stored.append(len([key for key in store.values if "changed" in str(key)]))
         original(store, *args)  # pyright: ignore[reportArgumentType]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
 """Draw networks and plans for a given time: `python -m tests.surgery.fuzz --seconds 60`.
 
-`--networks 3000` stops after this number. Prints how many networks were drawn, pruned and wrong. Exits with 1 when any was wrong, after
-printing the steps that draw it again.
+`--networks 3000` stops after this number. Prints how many networks were drawn, pruned and wrong.
+Exits with 1 when any was wrong, after printing the steps that draw it again.
 """
 
 import argparse

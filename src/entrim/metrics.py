@@ -104,10 +104,15 @@ class Comparison:
     squared_errors: list[Tensor] = field(default_factory=list)
     squared_norms: list[Tensor] = field(default_factory=list)
     """Of the outputs of the original minus `origins`."""
-    origins: list[Tensor] = field(default_factory=list)
-    """Mean of every output over the first batch; subtracting it avoids cancellation."""
-    sums: list[Tensor] = field(default_factory=list)
+    origins: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Mean of every output over the first batch; subtracting it avoids cancellation.
+
+    Keys are the number of the output and its elements per image.
+    """
+    sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """Sum of every output of the original minus its origin, over all images."""
+    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Number of images of every sum."""
 
     def add(self, found: Sequence[Tensor], reference: Sequence[Tensor], images: int) -> None:
         """Add the outputs of both networks for one batch."""
@@ -117,13 +122,15 @@ class Comparison:
             self.agreements.append(_sum([agreement(*pair) for pair in classes]) / len(classes))
             self.divergences.append(_sum([kl_divergence(*pair) for pair in classes]))
         rows = [(_rows(a, images), _rows(b, images)) for a, b, _ in pairs]
-        if not self.origins:
-            self.origins = [b.mean(0) for _, b in rows]
-            self.sums = [torch.zeros_like(origin) for origin in self.origins]
         self.squared_errors.append(_sum([(a - b).square().sum(1) for a, b in rows]))
-        shifted = [b - origin for (_, b), origin in zip(rows, self.origins, strict=True)]
-        self.squared_norms.append(_sum([s.square().sum(1) for s in shifted]))
-        self.sums = [total + s.sum(0) for total, s in zip(self.sums, shifted, strict=True)]
+        norms = []
+        for number, (_, b) in enumerate(rows):
+            key = (number, b.shape[1])
+            shifted = b - self.origins.setdefault(key, b.mean(0))
+            norms.append(shifted.square().sum(1))
+            self.sums[key] = self.sums.get(key, 0.0) + shifted.sum(0)
+            self.counts[key] = self.counts.get(key, 0) + images
+        self.squared_norms.append(_sum(norms))
 
     @property
     def images(self) -> int:
@@ -153,7 +160,10 @@ class Comparison:
         """Return the squared error relative to the variance; None if the outputs are constant."""
         if not self.images:
             return None
-        means = [float((total / self.images).square().sum()) for total in self.sums]
+        means = [
+            float(total.square().sum()) / self.counts[key] / self.images
+            for key, total in self.sums.items()
+        ]
         norms = torch.cat(self.squared_norms)
         spread = norms - sum(means)
         if float(spread.sum()) <= 1e-12 * float(norms.sum()):
@@ -288,13 +298,13 @@ def _ratio(parts: Tensor, wholes: Tensor) -> Estimate | None:
 def _rows(output: Tensor, images: int) -> Tensor:
     """Return an output as real numbers in double precision, one row per image.
 
-    Several rows per image, such as boxes, are joined. An output without an axis of `images` entries
-    is divided among all images.
+    If no axis has `images` entries, several rows of the first axis may belong to each image, as
+    frames of a video do. Other outputs are divided among all images.
     """
     real = torch.view_as_real(output) if output.is_complex() else output
     wide = torch.atleast_1d(real).double()
     fitting = [axis for axis, size in enumerate(wide.shape) if size == images]
-    if not fitting and len(wide) % images == 0:
+    if not fitting and len(wide) and len(wide) % images == 0:
         return wide.reshape(images, -1)
     if not fitting:
         return wide.reshape(1, -1).expand(images, -1) / math.sqrt(images)

@@ -327,6 +327,8 @@ class Pruner:
             outputs = leaves(call(copy_without_hooks(self.model).eval(), batch))
         return output_kinds(outputs, samples(batch), self.calibration.outputs)
 
+    @neutral_context()
+    @isolate_random_state()
     def select(self, target: Target | None = None) -> Selection:
         """Return the channels to keep for `target`: by penalty, at widths, or by allocation."""
         targets = self.group_targets(target)
@@ -345,6 +347,8 @@ class Pruner:
                 self.progress.step("select", group.name, done, len(groups), detail, is_final=True)
         return Selection(found, targets)
 
+    @neutral_context()
+    @isolate_random_state()
     def apply(self, selection: Selection) -> PrunedModel:
         """Return the network on the selected channels: reconstructed, pruned and verified."""
         with self.progress.stage("reconstruct"):

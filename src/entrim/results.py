@@ -17,7 +17,7 @@ from entrim.allocation.allocate import AllocationPoint, SelectedPoint
 from entrim.calibration.collect import LayerStatistics
 from entrim.config import SIZES, Budget
 from entrim.errors import BadSettingError, BudgetWarning, LatencyWarning, LoadError
-from entrim.graph.eager import ExampleInputs, copy_without_hooks
+from entrim.graph.eager import ExampleInputs, copy_without_hooks, unwrap
 from entrim.records import GroupRecord, Record, Score, Size, TradeOff
 from entrim.selection.base import ChannelSelection, GroupTarget
 from entrim.storage import model_folder
@@ -138,7 +138,7 @@ class SparsifyResult:
         >>> better.model[0].out_features
         3
         """
-        place = Path(folder)
+        model, place = unwrap(model), Path(folder)
         small, manifest = model_folder.read(model, place)
         record = model_folder.record_in(manifest, place)
         if record.original not in (None, fingerprint(values_of(model).values())):

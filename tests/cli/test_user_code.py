@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from entrim.cli.images import _check_readable
+from entrim.cli.inspect import _macs
+from entrim.cli.scores import _check_classes
 from tests.cli.conftest import Command
 
 LOUD = """
@@ -85,3 +88,17 @@ def test_accuracy_is_correct_if_the_network_modifies_its_input(
     assert done.code == 0, done.err
     score = json.loads(done.out)["score"]
     assert (score["before"], score["after"]) == (100, 100)
+
+
+def test_checks_of_the_images_do_not_modify_them() -> None:
+    class Doubling(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+            input.mul_(2)
+            return super().forward(input)
+
+    model, images = Doubling(8, 3).eval(), torch.rand(4, 8)
+    before = images.clone()
+    _check_classes(model, images, [0, 2])
+    _check_readable(model, images, files=False)
+    assert set(_macs(model, images)) == {""}
+    assert torch.equal(images, before)

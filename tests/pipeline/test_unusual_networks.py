@@ -14,7 +14,9 @@ from torch.nn import functional as F
 import entrim
 from entrim.allocation.costs import Costs
 from entrim.calibration.executor import Program
+from entrim.distillation.loss import DistillationLoss
 from entrim.errors import BudgetWarning, NothingCutWarning, TraceError
+from entrim.export.formats import to_program
 from entrim.graph.eager import samples
 
 BUDGETS = (0.9, 0.5)
@@ -114,6 +116,91 @@ class TestOutputsOfAnotherShape:
         done = better.record.distilled
         assert done is not None
         assert done.after < done.before
+
+
+class Positions(nn.Sequential):
+    """The same layers at every position, in one of three layouts of images and positions."""
+
+    def __init__(self, layout: str) -> None:
+        torch.manual_seed(0)
+        super().__init__(
+            nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)
+        )
+        self.layout = layout
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if self.layout == "sequence first":
+            return super().forward(input.transpose(0, 1))
+        return super().forward(input.flatten(0, 1) if self.layout == "folded" else input)
+
+
+LAYOUTS = ("sequence first", "folded")
+
+
+def per_image(outputs: Tensor, layout: str) -> Tensor:
+    """Return outputs of `Positions` with the images first."""
+    return outputs.transpose(0, 1) if layout == "sequence first" else outputs.unflatten(0, (-1, 5))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+class TestLayoutsOfPositions:
+    images = torch.randn(1500, 5, 6, generator=torch.Generator().manual_seed(0))
+
+    def test_the_layout_does_not_change_the_result(self, layout: str) -> None:
+        calibration = entrim.Calibration(holdout=101)  # in batches of 50 and 51
+        other, usual = (
+            entrim.sparsify(
+                Positions(kind).eval(), self.images, entrim.Widths(0.5), calibration=calibration
+            ).record
+            for kind in (layout, "images first")
+        )
+        assert [g.kept for g in other.groups] == [g.kept for g in usual.groups]
+        assert [(f.rows, f.columns) for f in other.layers] == [
+            (f.rows, f.columns) for f in usual.layers
+        ]
+        assert other.holdout is not None
+        assert usual.holdout is not None
+        assert other.holdout.error is not None
+        assert usual.holdout.error is not None
+        for bound in ("value", "low", "high"):
+            expected = getattr(usual.holdout.error, bound)
+            assert getattr(other.holdout.error, bound) == pytest.approx(expected, rel=1e-4)
+
+    def test_a_user_defined_sensitivity_may_return_one_value_per_image(self, layout: str) -> None:
+        def squared_error(found: Tensor, reference: Tensor) -> Tensor:
+            return per_image((found - reference).square(), layout).mean((1, 2))
+
+        calibration = entrim.Calibration(sensitivity=squared_error, holdout=0)
+        model, images = Positions(layout).eval(), self.images[:303]
+        record = entrim.sparsify(
+            model, images, entrim.Budget(params=0.5), calibration=calibration
+        ).record
+        assert record.after.params <= 0.5 * record.before.params
+
+    def test_an_exported_network_is_compared_on_all_images(self, layout: str) -> None:
+        model, images = Positions(layout).eval(), self.images[:150]
+        made = to_program(model, images)
+        assert made.parity.images == 150
+        assert made.parity.relative < 1e-6
+        torch.testing.assert_close(made.outputs(images)[0], model(images))
+
+
+def test_scores_with_the_images_second_are_distilled_by_their_squared_error() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu(self.a(x))).T
+
+    teacher, images = Net().eval(), torch.randn(20, 8)
+    with torch.no_grad():
+        expected = teacher(images)
+        found = expected + torch.randn_like(expected)
+    variance = (expected - expected.mean(1, keepdim=True)).square().mean()
+    loss = DistillationLoss.of(teacher, [images], temperature=1.0).distance([found], [expected])
+    assert float(loss) == pytest.approx(float(F.mse_loss(found, expected) / variance))
 
 
 def relative_error(model: nn.Module, small: nn.Module, images: Tensor) -> float:
@@ -429,13 +516,15 @@ class TestHooks:
 
 
 class TestSurroundingContexts:
-    def test_a_result_from_inference_mode_can_be_trained(self) -> None:
+    def test_a_result_from_inference_mode_can_be_trained(self, tmp_path: Path) -> None:
         with torch.inference_mode():
             model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4)).eval()
             images = torch.randn(120, 8)
             result = entrim.sparsify(model, images, entrim.Budget(params=0.5))
             better = entrim.distill(result, images, entrim.Distillation(epochs=1))
-        for small in (result.model, better.model):
+            result.save(tmp_path)
+            loaded = entrim.load(model, tmp_path)
+        for small in (result.model, better.model, loaded):
             small(torch.randn(4, 8)).sum().backward()
             assert all(parameter.grad is not None for parameter in small.parameters())
 
@@ -451,10 +540,16 @@ class TestSurroundingContexts:
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit")
     @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
-    def test_a_wrapped_network_is_unwrapped(self, wrap: Callable[[Any], Any]) -> None:
+    def test_a_wrapped_network_is_unwrapped(
+        self, wrap: Callable[[Any], Any], tmp_path: Path
+    ) -> None:
         model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 4)).eval()
         images = torch.randn(120, 8)
         result = entrim.sparsify(wrap(model), images, entrim.Widths({"0": 5}))
+        result.save(tmp_path)
+        assert type(entrim.load(wrap(model), tmp_path)) is nn.Sequential
+        assert entrim.SparsifyResult.load(wrap(model), tmp_path).original is model
+        assert to_program(wrap(model), images).parity.relative < 1e-6
         assert type(result.model) is nn.Sequential
         assert result.original is model
         assert result.model[0].out_features == 5
@@ -480,6 +575,14 @@ class TestRandomNumbers:
         assert torch.equal(torch.rand(3), expected)
         again = entrim.sparsify(model, images, entrim.Budget(params=0.5))
         assert first.plan.kept == again.plan.kept
+        for use in (
+            lambda: entrim.distill(first, images, entrim.Distillation(epochs=1)),
+            lambda: entrim.Pruner(model, images).select(entrim.Budget(params=0.5)),
+            lambda: to_program(model, images, tolerance=100.0),
+        ):
+            torch.manual_seed(5)
+            use()
+            assert torch.equal(torch.rand(3), expected)
 
     def test_a_constant_mask_beside_the_images_is_accepted(self) -> None:
         class Net(nn.Module):

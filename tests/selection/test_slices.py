@@ -42,6 +42,22 @@ def test_a_slice_without_channels_keeps_its_strongest(selector: str) -> None:
     assert "every slice" in found.reason
 
 
+def test_a_group_without_signal_keeps_a_channel_of_every_slice() -> None:
+    x = torch.zeros(50, 6, dtype=torch.float64)
+    weight = torch.arange(12.0, dtype=torch.float64).view(2, 6)
+    dead = GroupStatistics(
+        group=GROUP,
+        moments=(entrim.Moments.of(x, x @ weight.T),),
+        weights=(weight,),
+        generator=torch.Generator(),
+    )
+    chosen = find_selector("entropic")
+    assert chosen is not None
+    found = select_channels(GroupTarget(channels=6, selector=chosen, width=2), dead)
+    assert found.kept == (0, 5)
+    assert "zero on these images" in found.reason
+
+
 def test_a_selection_with_a_channel_of_every_slice_is_not_changed() -> None:
     scores = entrim.Scores({"stem": [9.0, 0.0, 0.0, 0.0, 8.0, 0.0]})
     found = select_channels(GroupTarget(channels=6, selector=scores, width=2), statistics())

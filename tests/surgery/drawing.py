@@ -27,7 +27,9 @@ class Drawn(nn.Module):
         self.sizes: list[tuple[int, int]] = []
         self.width, self.side = 3, 8
         self.aliases = nn.ModuleList()
-        self.keyword, self.in_place = len(steps) % 3 == 0, len(steps) % 4 == 1
+        variant = sum(a + b for _, a, b in steps)
+        self.keyword, self.in_place = variant % 3 == 0, variant % 4 == 1
+        self.folded, self.images_second = variant % 5 == 2, variant % 7 == 3
         conv(self, len(steps), 1)
         for name, a, b in steps:
             STEPS[name](self, a, b)
@@ -37,11 +39,14 @@ class Drawn(nn.Module):
         x = pixelValues
         if self.in_place:
             x -= 0.25
+        if self.folded:
+            x = torch.stack([x, x.flip(3)], 1).flatten(0, 1)
         past: list[Tensor] = []
         for run in self.program:
             x = run(self, x, past)
             past.append(x)
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        scores = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return scores.T if self.images_second else scores
 
     def hold(self, layer: nn.Module) -> str:
         """Keep a layer and return its name."""
@@ -300,17 +305,18 @@ def aliased(net: Drawn, a: int, b: int) -> None:
 
 
 def counter(net: Drawn, a: int, b: int) -> None:
-    """Count calls in a buffer, and keep a mean over all channels in another."""
+    """Count calls in a buffer, and keep running means of the channels in another."""
     holder = nn.Module()
     holder.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-    holder.register_buffer("level", torch.zeros(()))
+    holder.register_buffer("level", torch.zeros(net.width))
     name = net.hold(holder)
 
     def run(net: Any, x: Tensor, _: list[Tensor]) -> Tensor:
-        net.layers[name].calls += 1
+        held = net.layers[name]
+        held.calls += 1
         if b % 2:
-            net.layers[name].level.mul_(0.9).add_(0.1)
-        return x
+            held.level.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
+        return x + held.level.view(1, -1, 1, 1) if a % 3 == 0 else x
 
     net.then(run)
 

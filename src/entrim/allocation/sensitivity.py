@@ -169,7 +169,11 @@ class SensitivityAnalyzer:
     def uninformative_divergence(self) -> float:
         """Return the divergence of outputs that do not depend on the image."""
         if self.sensitivity is not None:
-            means = [torch.cat(parts).mean(0) for parts in zip(*self.reference, strict=True)]
+            means = [
+                torch.cat(parts, axis).mean(axis, keepdim=True)
+                for parts in zip(*self.reference, strict=True)
+                for axis in [_image_axis(parts[0], self.task.batch_sizes[0])]
+            ]
             blind = [
                 [m.expand_as(t) for m, t in zip(means, batch, strict=True)]
                 for batch in self.reference

@@ -453,7 +453,8 @@ def _watch(
     for place in range(last + 1):
         if place in calls:
             reader, source = calls[place]
-            layer, x = reader.spec.layer, reader.merge_batch(execution.at(source, 0))
+            layer, images = reader.spec.layer, execution.batch_size(0)
+            x = reader.batch_first(execution.at(source, 0), images)
             sampled = task.sample_positions(reader, x, reader.columns, draws[layer])
             if sampled is None:
                 sums[layer].add(in_double(x))

@@ -89,9 +89,20 @@ class BoundConsumer:
         """Whether every column belongs to `group`."""
         return all(int((table >= 0).sum()) == self.columns for table in self.of_group(group))
 
-    def merge_batch(self, x: Tensor) -> Tensor:
-        """Return an input or output with a batch dimension, which unbatched calls lack."""
-        return x[None] if x.dim() == len(self.geometry.kernel) + 1 else x
+    def batch_first(self, x: Tensor, images: int) -> Tensor:
+        """Return an input or output on `images` images with the images in the first dimension.
+
+        Unbatched calls lack this dimension. For a linear layer, other dimensions are positions:
+        the images may be one of them, or be merged with the first.
+        """
+        if x.dim() == len(self.geometry.kernel) + 1:
+            return x[None]
+        if self.geometry.kernel or len(x) == images:
+            return x
+        fitting = [axis for axis in range(1, x.dim() - 1) if x.shape[axis] == images]
+        if fitting:
+            return x.movedim(fitting[0], 0)
+        return x.unflatten(0, (images, -1)) if len(x) % images == 0 else x
 
     def n_positions(self, x: Tensor) -> int:
         """Return the number of output positions per image for the input `x`."""

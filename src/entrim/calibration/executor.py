@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from entrim.calibration.tensor_store import TensorStore
 from entrim.errors import TraceError
-from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks
+from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks, samples
 from entrim.graph.tracer import export_program, named_tensors, placeholders
 
 
@@ -116,6 +116,10 @@ class Execution:
     def n_batches(self) -> int:
         """The number of batches."""
         return len(self.programs)
+
+    def batch_size(self, batch: int) -> int:
+        """Return the number of images in a batch."""
+        return samples(self.batches[batch])
 
     def by_batch(self) -> Iterator["Execution"]:
         """Yield one execution per batch, so that activations are freed after each batch."""

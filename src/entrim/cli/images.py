@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from entrim.cli import units
 from entrim.cli.model import read_tensors
 from entrim.errors import CommandError, MissingExtraError
+from entrim.graph.eager import call, copy_without_hooks
 
 _DEEP = 65535
 """The largest value of 16 bits; 257 of them are one step of 8 bits."""
@@ -322,7 +323,7 @@ def _format_shape(images: Tensor) -> str:
 def _check_readable(model: nn.Module, images: Tensor, *, files: bool) -> None:
     like = next(model.parameters(), images)
     try:
-        model(images[:1].to(like.device, like.dtype))
+        call(copy_without_hooks(model), images[:1].to(like.device, like.dtype))
     except Exception as error:
         shape, first = _format_shape(images), _first_conv(model)
         if first.channels is not None and first.channels != images.shape[1]:

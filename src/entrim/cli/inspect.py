@@ -14,6 +14,7 @@ from entrim.cli.console import print_json, print_reading, print_result, table
 from entrim.cli.model import add_model, read_model
 from entrim.errors import CommandError
 from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.eager import call, copy_without_hooks
 from entrim.report.numbers import percent, short
 from entrim.surgery.trace import trace
 
@@ -194,10 +195,10 @@ def _summary(graph: ChannelGraph) -> str:
 def _macs(model: nn.Module, example_inputs: torch.Tensor) -> dict[str, int]:
     """Return the multiply-accumulates of every module per image."""
     like = next(model.parameters(), example_inputs)
-    counter = FlopCounterMode(display=False)
+    still, counter = copy_without_hooks(model), FlopCounterMode(display=False)
     try:
         with counter:
-            model(example_inputs.to(like.device, like.dtype))
+            call(still, example_inputs.to(like.device, like.dtype))
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         raise CommandError(

@@ -20,7 +20,7 @@ from entrim.cli.images import (
 )
 from entrim.cli.model import read_object
 from entrim.errors import CommandError, EntrimError
-from entrim.graph.eager import call
+from entrim.graph.eager import call, copy_without_hooks
 from entrim.results import SparsifyResult
 from entrim.storage.checkpoint import fingerprint
 
@@ -211,7 +211,7 @@ def _folder_labels(path: Path) -> Tensor:
 def _check_classes(model: nn.Module, images: Tensor, labels: Sequence[int] | Tensor) -> None:
     """Refuse labels that are not columns of the outputs."""
     like = next(model.parameters(), images)
-    outputs = model(images[:1].to(like.device, like.dtype))
+    outputs = call(copy_without_hooks(model), images[:1].to(like.device, like.dtype))
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise CommandError(

@@ -16,7 +16,7 @@ from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task
 from entrim.distillation.trainer import TrainingConfig, TrainingResult, train
 from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
-from entrim.graph.eager import neutral_context, unwrap
+from entrim.graph.eager import isolate_random_state, neutral_context, unwrap
 from entrim.pipeline import Pruner
 from entrim.records import Distilled
 from entrim.results import SparsifyResult, now
@@ -26,6 +26,7 @@ from entrim.surgery.structure import values_of
 
 
 @neutral_context()
+@isolate_random_state()
 def distill(
     result: SparsifyResult,
     images: Images | Pruner,

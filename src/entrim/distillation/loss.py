@@ -93,6 +93,8 @@ class DistillationLoss:
     spreads: list[float]
     """The variance of every output over the images; 1 if it is constant."""
     temperature: float
+    has_logits: bool
+    """Whether the only output is logits."""
 
     @classmethod
     def of(cls, teacher: nn.Module, batches: list[Batch], temperature: float) -> "DistillationLoss":
@@ -108,11 +110,13 @@ class DistillationLoss:
         for batch, outputs_of_batch in zip(batches, wanted, strict=True):
             for gap, output in zip(gaps, outputs_of_batch, strict=True):
                 gap.add(output, output, samples(batch))
-        return cls(batches, wanted, [gap.variance or 1.0 for gap in gaps], temperature)
+        spreads = [gap.variance or 1.0 for gap in gaps]
+        has_logits = output_kinds(wanted[0], samples(batches[0])) == ("logits",)
+        return cls(batches, wanted, spreads, temperature, has_logits)
 
     def distance(self, found: list[Tensor], target: list[Tensor]) -> Tensor:
         """Return T^2 KL(target || found) of the softmax at temperature T, or the relative error."""
-        if output_kinds(target) == ("logits",):
+        if self.has_logits:
             t = self.temperature
             own, aim = (F.log_softmax(x[0] / t, 1) for x in (found, target))
             return t**2 * F.kl_div(own, aim, reduction="batchmean", log_target=True)

@@ -31,7 +31,12 @@ from entrim.export.parity import (
     runtime,
     silence_exporter,
 )
-from entrim.graph.eager import copy_without_hooks
+from entrim.graph.eager import (
+    copy_without_hooks,
+    isolate_random_state,
+    neutral_context,
+    unwrap,
+)
 from entrim.graph.tracer import export_program
 from entrim.storage import atomic
 
@@ -73,6 +78,8 @@ class Exported:
             ) from error
 
 
+@neutral_context()
+@isolate_random_state()
 def to_onnx(
     model: nn.Module,
     images: Images,
@@ -123,6 +130,8 @@ def to_onnx(
     return _compare(content, in_onnxruntime(content), answer_of(still), x, tolerance, report)
 
 
+@neutral_context()
+@isolate_random_state()
 def to_program(
     model: nn.Module,
     images: Images,
@@ -190,7 +199,7 @@ def _compare(
 ) -> Exported:
     """Return the exported network if its outputs are within `tolerance`."""
     with name_errors("the exported network cannot be run"):
-        parity = Parity.of(outputs(answer, x, report), outputs(expected, x))
+        parity = Parity.of(outputs(answer, x, report), outputs(expected, x), len(x))
     if not parity.relative <= tolerance:  # NaN is refused too
         raise ExportError(
             f"the outputs of the exported network differ from those of the original ({parity}; the "
@@ -202,6 +211,7 @@ def _compare(
 
 def _ready(model: nn.Module, images: Images) -> tuple[nn.Module, Tensor]:
     """Return a copy in eval mode, and its images."""
+    model = unwrap(model)
     return copy_without_hooks(model).eval(), _tensor(images, model)
 
 

@@ -40,8 +40,13 @@ class Parity:
     """Number of images with the same class; None if the outputs are not class scores."""
 
     @classmethod
-    def of(cls, found: Sequence[Tensor], expected: Sequence[Tensor]) -> "Parity":
-        """Return the difference of `found` from `expected`; the first dimension is the images."""
+    def of(
+        cls, found: Sequence[Tensor], expected: Sequence[Tensor], images: int | None = None
+    ) -> "Parity":
+        """Return the difference of `found` from `expected`, the outputs for `images` images.
+
+        By default, the first dimension of the first output is the images.
+        """
         if [tuple(y.shape) for y in found] != [tuple(y.shape) for y in expected] or not expected:
             raise ExportError(
                 f"the outputs have shapes {[tuple(y.shape) for y in found]} instead of "
@@ -49,9 +54,10 @@ class Parity:
             )
         pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
         scores, others = pairs[0]
-        rows = scores.dim() == 2 and scores.shape[1] > 1
+        images = len(scores) if images is None else images
+        rows = scores.dim() == 2 and scores.shape[0] == images and scores.shape[1] > 1
         return cls(
-            images=len(scores),
+            images=images,
             largest=_worst([(a - b).abs().max() for a, b in pairs]),
             relative=_worst([_relative(a, b) for a, b in pairs]),
             same=int((scores.argmax(1) == others.argmax(1)).sum()) if rows else None,
@@ -93,10 +99,18 @@ def in_onnxruntime(content: bytes) -> Answer:
 
 def outputs(answer: Answer, x: Tensor, report: Report | None = None) -> tuple[Tensor, ...]:
     """Return the outputs for all images, in batches of different sizes."""
-    parts = [answer(batch) for batch in batches(x, "compare", report)]
-    return tuple(
-        torch.cat([torch.atleast_1d(y) for y in part]) for part in zip(*parts, strict=True)
-    )
+    sizes, parts = [], []
+    for batch in batches(x, "compare", report):
+        sizes.append(len(batch))
+        parts.append([torch.atleast_1d(y) for y in answer(batch)])
+    return tuple(torch.cat(part, _image_axis(part, sizes)) for part in zip(*parts, strict=True))
+
+
+def _image_axis(parts: Sequence[Tensor], sizes: Sequence[int]) -> int:
+    """Return the first axis with one entry per image in every batch, 0 if there is none."""
+    axes = range(min(part.dim() for part in parts))
+    fitting = [axis for axis in axes if [part.shape[axis] for part in parts] == list(sizes)]
+    return fitting[0] if fitting else 0
 
 
 def batches(x: Tensor, stage: str, report: Report | None) -> Iterator[Tensor]:

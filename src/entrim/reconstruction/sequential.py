@@ -213,22 +213,24 @@ def _refit(
     inputs, outputs = reader.kept_channels(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
-    splits = [ResidualMoments.of(reader, weight, len(inputs)) for _ in _split_images(0, ridge)]
+    count = 1 if ridge is not None else 2
+    splits = [ResidualMoments.of(reader, weight, len(inputs)) for _ in range(count)]
     target_stats = ChannelStats()
     columns = splits[0].cross.shape[-1]
     generator = task.drawing(f"reconstruction of {reader.spec.layer}")
     for batch in range(old.n_batches):
-        x = reader.merge_batch(new.at(reader.inputs[0], batch))
-        drift = None if correction is None else reader.merge_batch(correction(batch))
+        images = old.batch_size(batch)
+        x = reader.batch_first(new.at(reader.inputs[0], batch), images)
+        drift = None if correction is None else reader.batch_first(correction(batch), images)
         stay = outputs.to(x.device)
         sampled = task.sample_positions(reader, x, columns, generator)
         if sampled is None:
-            target = reader.merge_batch(old.compute(place, batch))
+            target = reader.batch_first(old.compute(place, batch), images)
             target = target if drift is None else target + drift
-            residual = target - reader.merge_batch(new.compute(place, batch))
+            residual = target - reader.batch_first(new.compute(place, batch), images)
             residual = residual.index_select(axis, stay)
             kept = x.index_select(axis, inputs.to(x.device))
-            for sums, part in zip(splits, _split_images(len(x), ridge), strict=True):
+            for sums, part in zip(splits, _split_rows(len(x), images, ridge), strict=True):
                 sums.add(kept[part], residual[part])
             target_stats.add(target.index_select(axis, stay), axis)
         else:
@@ -239,7 +241,7 @@ def _refit(
             rows = patches(x.index_select(axis, inputs.to(x.device)), reader.geometry, sampled)
             residual = residual.index_select(1, stay).unflatten(0, (len(x), -1))
             rows = rows.unflatten(1, (len(x), -1))
-            for sums, part in zip(splits, _split_images(len(x), ridge), strict=True):
+            for sums, part in zip(splits, _split_rows(len(x), images, ridge), strict=True):
                 sums.add_rows(rows[:, part].flatten(1, 2), residual[part].flatten(0, 1))
             target_stats.add(target.index_select(1, stay))
     known = [sums.moments() for sums in splits if sums.gram.count]
@@ -311,13 +313,17 @@ def _inverse_scale(norm: BatchNormCall, tensors: Mapping[str, Tensor]) -> Float[
     return torch.where(large, 1 / scale, 0)
 
 
-def _split_images(count: int, ridge: float | None) -> list[Int[Tensor, " images"]]:
-    """Return all images of a batch, or those to fit on and those that judge the ridge."""
-    images = torch.arange(count)
+def _split_rows(count: int, images: int, ridge: float | None) -> list[Int[Tensor, " rows"]]:
+    """Return all rows of a batch, or those of images to fit on and of those that judge the ridge.
+
+    Several rows may belong to one image, as frames of a video do.
+    """
+    rows = torch.arange(count)
     if ridge is not None:
-        return [images]
-    judges = images % INNER_SPLIT == INNER_SPLIT - 1
-    return [images[~judges], images[judges]]
+        return [rows]
+    each = count // images if count % images == 0 else 1
+    judges = rows // each % INNER_SPLIT == INNER_SPLIT - 1
+    return [rows[~judges], rows[judges]]
 
 
 @dataclass(slots=True)
@@ -391,7 +397,8 @@ def layer_rows(
     reader: BoundConsumer, execution: Execution, batch: int, sampled: Int[Tensor, "N P"]
 ) -> Float[Tensor, "rows M"]:
     """Return the outputs of a layer at some positions, with the weights of an execution."""
-    x = reader.merge_batch(execution.at(reader.inputs[0], batch))
+    images = execution.batch_size(batch)
+    x = reader.batch_first(execution.at(reader.inputs[0], batch), images)
     rows = patches(x, reader.geometry, sampled)
     weight = reader.matrices(execution.tensors[reader.spec.weight]).to(rows)
     found = (rows @ weight.mT).movedim(0, 1).flatten(1)

@@ -60,7 +60,8 @@ def select_channels(target: GroupTarget, statistics: GroupStatistics) -> Channel
         return found if width == len(found.kept) else _fill(target, found, statistics, width)
     except DeadInputError:
         kept = tuple(range(target.round_up(1)))
-        return ChannelSelection(kept=kept, reason="all its channels are zero on these images")
+        zero = ChannelSelection(kept=kept, reason="all its channels are zero on these images")
+        return _keep_every_slice(zero, statistics)
 
 
 def _keep_every_slice(found: ChannelSelection, statistics: GroupStatistics) -> ChannelSelection:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from entrim.errors import LoadError, PlanError, SaveError
+from entrim.graph.eager import neutral_context, unwrap
 from entrim.records import Record
 from entrim.storage import atomic
 from entrim.storage.checkpoint import UNFINISHED
@@ -121,8 +122,10 @@ def load(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     return read(model, Path(folder))[0]
 
 
+@neutral_context()
 def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network saved in `place` and its manifest."""
+    model = unwrap(model)
     try:
         manifest, weights = _complete(place)
         plan = Plan.from_json(json.dumps(manifest["plan"]))

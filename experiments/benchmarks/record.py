@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 import entrim
+from entrim.storage import atomic
 
 RESULTS = Path(__file__).parents[1] / "results"
 T = TypeVar("T")
@@ -44,8 +45,8 @@ class Ledger:
         known = self.points()
         if key not in known:
             found = {"key": key, **measure()}
-            with self.file.open("a") as ledger:
-                ledger.write(json.dumps(found) + "\n")
+            lines = [json.dumps(point) for point in (*self.points().values(), found)]
+            atomic.write(self.file, ("\n".join(lines) + "\n").encode())
             print(found, flush=True)
             return found
         return known[key]

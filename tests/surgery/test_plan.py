@@ -10,7 +10,7 @@ from torch import nn
 
 from entrim import ChannelGraph, Plan, trace
 from entrim.errors import PlanError
-from entrim.surgery.plan import FORMAT, place_intercept
+from entrim.surgery.plan import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +82,13 @@ def test_the_minimum_width_applies_to_every_layer(graph: ChannelGraph) -> None:
         plan.validate(graph, min_channels=0)
 
 
-def test_an_intercept_is_added_to_the_bias_or_the_batchnorm_or_dropped(graph: ChannelGraph) -> None:
+def test_consumers_name_the_target_of_their_intercept(graph: ChannelGraph) -> None:
     conv, linear = graph.consumers
     assert (conv.columns_per_channel, conv.intercept_target) == (
         {"0": 9},
         "batchnorm:4.running_mean",
     )
     assert (linear.columns_per_channel, linear.intercept_target) == ({"3": 4}, None)
-    moved = place_intercept(conv, torch.ones(8), torch.arange(8.0))
-    assert torch.equal(moved["4.running_mean"], torch.arange(8.0) - 1)
-    with pytest.raises(PlanError, match="without an intercept"):
-        place_intercept(linear, torch.ones(3))
-    with pytest.raises(PlanError, match="running_mean"):
-        place_intercept(conv, torch.ones(8))
 
 
 def test_a_graph_prints_groups_consumers_and_frozen_layers(graph: ChannelGraph) -> None:

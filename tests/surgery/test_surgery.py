@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from entrim import Plan, apply_plan, trace
 from entrim.errors import NothingToCutError, PlanError, RolledBackWarning, SurgeryError, TraceError
 from entrim.graph.channel_graph import Member
-from entrim.surgery.plan import place_intercept
 from entrim.surgery.prune import prune
 from tests.surgery.kinds import Net, conv, shaken
 from tests.surgery.oracle import distance, outputs, random_plan
@@ -148,7 +147,8 @@ def test_an_intercept_is_subtracted_from_the_running_mean(model: Small, images: 
     intercept = torch.randn(3)
     small = apply_plan(model, PLAN, images)
     mean = small.get_buffer("norm.running_mean")
-    plan = Plan(PLAN.kept, place_intercept(site, intercept, mean))
+    assert site.intercept_target == "batchnorm:norm.running_mean"
+    plan = Plan(PLAN.kept, {"norm.running_mean": mean - intercept})
     moved = apply_plan(model, plan, images).eval()
     shifted = copy.deepcopy(small).eval()
     b = shifted.get_submodule("b")

@@ -7,11 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from entrim.errors import PlanError
-from entrim.graph.channel_graph import ChannelGraph, ConsumerLayer
+from entrim.graph.channel_graph import ChannelGraph
 
 FORMAT = 1
 
@@ -65,28 +64,6 @@ class Plan:
         except ValueError as error:
             raise PlanError(f"the plan is not JSON ({error}): write it with to_json()") from error
         return cls(_kept_of(data))
-
-
-def place_intercept(
-    site: ConsumerLayer,
-    intercept: Float[Tensor, " M"],
-    running_mean: Float[Tensor, " M"] | None = None,
-) -> dict[str, Tensor]:
-    """Return the entry of `Plan.weights` that gives the layer `site` this intercept.
-
-    The intercept is stored in the bias. Without a bias, it is subtracted from the running mean of
-    the following BatchNorm in the pruned network: y + c - mean = y - (mean - c).
-    """
-    if site.intercept_target == "bias":
-        return {f"{site.layer}.bias": intercept}
-    if site.intercept_target is None:
-        raise PlanError(
-            f"{site.layer} has neither a bias nor a following BatchNorm: solve without an intercept"
-        )
-    mean = site.intercept_target.removeprefix("batchnorm:")
-    if running_mean is None:
-        raise PlanError(f"the intercept of {site.layer} is stored in {mean}: pass running_mean=")
-    return {mean: running_mean - intercept.to(running_mean)}
 
 
 def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:

@@ -169,5 +169,9 @@ class LatencyWarning(BudgetWarning):
     """The measured latency of the pruned network exceeds the requested one."""
 
 
+class MeasurementWarning(UserWarning):
+    """Operations of the network cannot be counted."""
+
+
 class DivergedWarning(UserWarning):
     """Training diverged to NaN or infinity; the best state before is returned."""

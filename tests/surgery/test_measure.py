@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from entrim import Latency, Measurement, measure
-from entrim.errors import BadSettingError
+from entrim.errors import BadSettingError, MeasurementWarning
 from experiments.models import LeNet
 from tests.surgery.kinds import Net, conv
 
@@ -131,3 +132,37 @@ def test_a_compiled_network_is_measured_as_it_is() -> None:
     cost = measure(compiled, torch.randn(2, 1, 28, 28), repeats=2)
     torch._dynamo.reset()
     assert (cost.params, cost.macs) == (61_706, 416_520)
+
+
+def test_a_view_of_a_parameter_may_be_the_input_of_a_layer() -> None:
+    def body(n: Any, x: Tensor) -> Tensor:
+        return n.fc(x) + n.embed(n.token.expand(len(x), -1))
+
+    net = Net(body, fc=nn.Linear(4, 3), embed=nn.Linear(5, 3))
+    net.register_parameter("token", nn.Parameter(torch.randn(1, 5)))
+    assert measure(net, torch.randn(2, 4), repeats=2).macs == 4 * 3 + 5 * 3
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_an_operation_that_cannot_be_counted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise AssertionError("shapes are incompatible")
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.convolution, refuse)
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.warns(MeasurementWarning, match=r"do not include aten\.convolution, .* params"):
+        cost = measure(net, torch.randn(2, 3, 2, 2), repeats=2)
+    assert cost.macs == 16 * 2
+
+
+def test_a_counter_that_fails_does_not_fail_the_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(FlopCounterMode):
+        def __exit__(self, *args: object) -> None:
+            super().__exit__(*args)
+            raise AssertionError("no gradient function")
+
+    monkeypatch.setattr("entrim.surgery.measure.FlopCounterMode", Failing)
+    with pytest.warns(MeasurementWarning, match="no gradient function"):
+        assert measure(nn.Linear(4, 2), torch.randn(2, 4), repeats=2).params == 10

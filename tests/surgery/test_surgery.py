@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from entrim import Plan, apply_plan, trace
 from entrim.errors import NothingToCutError, PlanError, RolledBackWarning, SurgeryError, TraceError
 from entrim.graph.channel_graph import Member
-from entrim.surgery.prune import prune
+from entrim.surgery.prune import prune, trial_prune
 from tests.surgery.kinds import Net, conv, shaken
 from tests.surgery.oracle import distance, outputs, random_plan
 
@@ -226,6 +226,24 @@ def test_a_group_with_its_size_in_the_code_is_rolled_back_and_named(images: Tens
     assert "depends on its size" in frozen["b"]
     with pytest.raises(SurgeryError, match="remove b from the plan"):
         prune(net, Plan(plan.kept, {"fc.bias": torch.zeros(4), "b.bias": torch.zeros(2)}), images)
+
+
+def test_incompatible_groups_are_found_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(n: Any, x: Tensor) -> Tensor:
+        for name, layer in n.named_children():
+            x = layer(x).view(-1, 6) if name == "l5" else layer(x)
+        return x
+
+    def counted(*args: Any) -> Any:
+        trials.append(args)
+        return trial_prune(*args)
+
+    trials: list[Any] = []
+    net = Net(body, **{f"l{k}": nn.Linear(6, 6) for k in range(17)})
+    monkeypatch.setattr("entrim.surgery.prune.trial_prune", counted)
+    graph = trace(net, torch.randn(2, 6))
+    assert {group.name for group in graph.groups} == {f"l{k}" for k in range(16)} - {"l5"}
+    assert len(trials) <= 8  # 2 log2(16); one by one would be 16
 
 
 def test_nan_on_the_example_inputs_is_refused(images: Tensor) -> None:

@@ -195,7 +195,7 @@ def _summary(graph: ChannelGraph) -> str:
 def _macs(model: nn.Module, example_inputs: torch.Tensor) -> dict[str, int]:
     """Return the multiply-accumulates of every module per image."""
     like = next(model.parameters(), example_inputs)
-    still, counter = copy_without_hooks(model), FlopCounterMode(display=False)
+    still, counter = copy_without_hooks(model).requires_grad_(False), FlopCounterMode(display=False)
     try:
         with counter:
             call(still, example_inputs.to(like.device, like.dtype))

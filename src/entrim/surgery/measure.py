@@ -3,15 +3,16 @@
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from entrim.errors import BadSettingError
+from entrim.errors import BadSettingError, MeasurementWarning
 from entrim.graph.eager import (
     ExampleInputs,
     call,
@@ -50,7 +51,9 @@ class Measurement:
 
     params: int
     macs: int
-    """Multiply-accumulates of convolutions, linear layers and matrix products per sample."""
+    """Multiply-accumulates of convolutions, linear layers and matrix products per sample.
+
+    Operations that PyTorch cannot count are not included, with a MeasurementWarning."""
     bytes: int
     """Bytes of all parameters and buffers; a shared tensor counts once."""
     latency: Latency
@@ -119,10 +122,39 @@ def measure(
 
 
 def _flops(model: nn.Module, example_inputs: ExampleInputs) -> int:
-    with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
-        warnings.filterwarnings("ignore", ".*global hooks")  # the counter's own, once compiled
-        call(model, example_inputs)
+    """Return the number of operations; those that cannot be counted are 0, with a warning."""
+    failed: dict[str, None] = {}
+    rules = {op: _tolerant(str(op), rule, failed) for op, rule in flop_registry.items()}
+    counter = FlopCounterMode(display=False, custom_mapping=rules)
+    try:
+        with warnings.catch_warnings(), counter:
+            warnings.filterwarnings("ignore", ".*global hooks")  # the counter's own, once compiled
+            call(model, example_inputs)
+    except Exception as error:
+        call(model, example_inputs)  # raises if the network itself fails
+        failed[f"the network ({type(error).__name__}: {error})"] = None
+    if failed:
+        warnings.warn(
+            f"MACs do not include {', '.join(failed)}, because PyTorch cannot count its "
+            "operations: request a budget of params or bytes instead",
+            MeasurementWarning,
+            stacklevel=3,
+        )
     return counter.get_total_flops()
+
+
+def _tolerant(name: str, rule: Callable[..., int], failed: dict[str, None]) -> Callable[..., int]:
+    """Return a rule of the counter that records its failure instead of raising an error."""
+
+    def count(*args: Any, **kwargs: Any) -> int:
+        try:
+            return rule(*args, **kwargs)
+        except Exception:
+            failed[name] = None
+            return 0
+
+    count._get_raw = True  # pyright: ignore[reportFunctionMemberAccess]
+    return count
 
 
 def _seconds(model: nn.Module, example_inputs: ExampleInputs, repeats: int) -> list[float]:
@@ -147,9 +179,11 @@ def _finish() -> None:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Set `model` to eval mode without hooks of the user, and restore its state afterwards.
 
-    The model is not copied, so that compiled networks can be measured and memory is saved.
+    Parameters do not require gradients, or FlopCounterMode fails if one is passed to a module. The
+    model is not copied, so that compiled networks can be measured and memory is saved.
     """
     modes = [(module, module.training) for module in model.modules()]
+    trained = [p for p in model.parameters() if p.requires_grad and not p.is_inference()]
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -158,8 +192,12 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     try:
         with isolate_random_state(), remove_hooks(model):
             model.eval()
+            for parameter in trained:
+                parameter.requires_grad_(False)
             yield
     finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
         for module, mode in modes:
             module.training = mode
         for module, name, buffer, value in buffers:

@@ -47,11 +47,23 @@ class Pass:
     """Number of output positions sampled per image; None for all."""
     seed: int | None = None
     """Seed of all random numbers."""
+    views: int = 1
+    """How often every image occurs: the batches are this many sequences of the same images."""
+    sizes: tuple[int, ...] = field(init=False)
+    """The number of images in each batch."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(samples(batch) for batch in self.batches))
 
     @property
     def images(self) -> int:
-        """The number of images."""
-        return sum(samples(batch) for batch in self.batches)
+        """The number of images, every view counted."""
+        return sum(self.sizes)
+
+    def image_numbers(self, batch: int) -> range:
+        """Return the numbers of the images in a batch; views of one image have the same number."""
+        first = sum(self.sizes[:batch]) % (self.images // self.views)
+        return range(first, first + self.sizes[batch])
 
     def sample_positions(
         self, reader: BoundConsumer, x: Tensor, columns: int, generator: torch.Generator

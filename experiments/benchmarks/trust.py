@@ -320,8 +320,9 @@ def curve_section(points: Points) -> str:
     for case in ("default", "no mirror images", "random channels"):
         found = [points_of(points, f"curve {case} {count}") for count in CURVE]
         if all(found):
-            means[case] = [mean(point["accuracy"] for point in some) for some in found]
-            rows.append([case, *means[case], min(map(len, found))])
+            seeds = min(map(len, found))
+            means[case] = [mean(point["accuracy"] for point in some[:seeds]) for some in found]
+            rows.append([case, *means[case], seeds])
     lines = []
     if "default" in means:
         default = means["default"]
@@ -354,6 +355,16 @@ def zoo_section(points: Points) -> str:
     return "\n\n".join([title, table(header, rows), *lines])
 
 
+SECTIONS: Sequence[tuple[str, Callable[[Points], str]]] = (
+    ("coverage", coverage_section),
+    ("coverage", guarantee_section),
+    ("training", training_section),
+    ("curve", curve_section),
+    ("zoo", zoo_section),
+)
+"""The sections of the record, and the word in the keys of the points that they need."""
+
+
 def main(parts: Sequence[str]) -> None:
     """Measure the requested parts, then write the tables of all known points."""
     if not has_weights():
@@ -370,10 +381,6 @@ def main(parts: Sequence[str]) -> None:
                 measure_network(ledger, part)
     points = ledger.points()
     sections = [
-        coverage_section(points),
-        guarantee_section(points),
-        training_section(points),
-        curve_section(points),
-        zoo_section(points),
+        section(points) for part, section in SECTIONS if any(part in key.split() for key in points)
     ]
     print(write("trust", "python -m experiments bench trust", sections))

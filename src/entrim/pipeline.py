@@ -31,7 +31,7 @@ from entrim.allocation.sensitivity import (
     measured_batches,
     measured_widths,
 )
-from entrim.calibration.collect import LayerStatistics, check_images
+from entrim.calibration.collect import LayerStatistics, Pass, check_images
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData, Images, read_images
 from entrim.calibration.tensor_store import Scratch, TensorStore
@@ -68,6 +68,7 @@ from entrim.graph.eager import (
 )
 from entrim.metrics import AgreementBound, Comparison, Kind, compare, min_images, output_kinds
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
+from entrim.reconstruction.mirror import MAX_ERROR, add_mirrored, is_image_batch, mirror_error
 from entrim.reconstruction.sequential import reconstruct, removed_from
 from entrim.records import Estimate, Guarantee, Holdout, LayerRecord, Record
 from entrim.results import (
@@ -317,6 +318,30 @@ class Pruner:
             self.progress.warn(warning, CalibrationWarning)
         self._data_notes = list(self.progress.notes)
         return found
+
+    @cached_property
+    def reconstruction_pass(self) -> Pass:
+        """The images of sequential refits: with mirror images if the network is invariant."""
+        forward, config = self.statistics.forward, self.reconstruction
+        if config is None or not config.is_sequential or config.mirror is False:
+            return forward
+        if not is_image_batch(forward.batches[0]):
+            if config.mirror is True:
+                raise BadSettingError(
+                    "mirror=True needs a network whose only input is a batch of images (images, "
+                    "channels, height, width): leave mirror out"
+                )
+            return forward
+        if config.mirror == "auto":
+            error = mirror_error(self.model, forward.batches, self.output_kinds)
+            if error is None or not error <= MAX_ERROR:
+                return forward
+            self._data_notes.append(
+                "the layers are also refitted on mirror images, because mirroring changes the "
+                f"outputs by only {error:.1%} (mirror=False disables this)"
+            )
+            self.progress.notes.append(self._data_notes[-1])
+        return add_mirrored(forward)
 
     @cached_property
     def output_kinds(self) -> tuple[Kind, ...]:
@@ -664,6 +689,7 @@ class Pruner:
             self.statistics,
             selection,
             self.reconstruction,
+            forward=self.reconstruction_pass,
             collect=self._collect_consumers,
             on_layer=on_layer,
             cached=cached,

@@ -56,11 +56,23 @@ class Pass:
     """Number of output positions sampled per image; None for all."""
     seed: int | None = None
     """Seed of all random numbers."""
+    views: int = 1
+    """How often every image occurs: the batches are this many sequences of the same images."""
+    batch_sizes: tuple[int, ...] = field(init=False)
+    """The number of images in each batch."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_sizes", tuple(samples(batch) for batch in self.batches))
 
     @property
-    def batch_sizes(self) -> list[int]:
-        """The number of images in each batch."""
-        return [samples(batch) for batch in self.batches]
+    def images(self) -> int:
+        """The number of images, every view counted."""
+        return sum(self.batch_sizes)
+
+    def image_numbers(self, batch: int) -> range:
+        """Return the numbers of the images in a batch; views of one image have the same number."""
+        first = sum(self.batch_sizes[:batch]) % (self.images // self.views)
+        return range(first, first + self.batch_sizes[batch])
 
     def sample_positions(
         self, reader: BoundConsumer, x: Tensor, columns: int, generator: torch.Generator
@@ -74,7 +86,7 @@ class Pass:
             return None
         count = reader.n_positions(x)
         if self.n_positions == "auto":
-            drawn = -(-ROWS_PER_COLUMN * (columns + 1) // sum(self.batch_sizes))
+            drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
             if drawn * (_SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1) >= count:
                 return None
         else:

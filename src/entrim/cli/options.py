@@ -21,7 +21,14 @@ from entrim.errors import CommandError
 PENALTY = ("solver", "min_decrease", "single_consumer")
 """Options of the penalty, besides its strengths."""
 _CALIBRATION = ("holdout", "outputs", "n_positions", "n_bootstrap", "memory_limit")
-_RECONSTRUCTION = ("reconstruction", "order", "ridge", "no_residual_correction", "batchnorm")
+_RECONSTRUCTION = (
+    "reconstruction",
+    "order",
+    "ridge",
+    "no_residual_correction",
+    "no_mirror",
+    "batchnorm",
+)
 
 
 def check_writable(place: Path) -> None:
@@ -121,6 +128,12 @@ def add_method(parser: ArgumentParser) -> Any:
         "--no-residual-correction", action="store_true", help="disable residual correction"
     )
     group.add_argument(
+        "--no-mirror",
+        action="store_true",
+        help="do not fit on mirror images (default: fit on them if the network is invariant to "
+        "mirroring)",
+    )
+    group.add_argument(
         "--batchnorm",
         choices=("keep", "reestimate"),
         help="BatchNorm statistics behind pruned layers: keep them (default), or reestimate them "
@@ -183,6 +196,8 @@ def _reconstruction_of(args: Namespace) -> list[Reconstruction | None]:
         found["weights"] = found.pop("reconstruction")
     if found.pop("no_residual_correction", False):
         found["residual_correction"] = False
+    if found.pop("no_mirror", False):
+        found["mirror"] = False
     if args.preset == "paper":
         return [replace(paper_preset()["reconstruction"], **found)]
     return [Reconstruction(**found)] if found else []

@@ -17,10 +17,16 @@ from entrim.entropic.solution import Part
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.surgery.prune import part_of, write_part, zero_removed
 
-RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Candidates for the ridge of a layer, relative to the second moment of each column."""
+LARGE_RIDGES = (1.0, 10.0)
+"""Candidates if no other one is better than the original weights. Earlier layers are fitted to the
+same images, so the images of the inner split need less compensation than unseen ones, and the split
+prefers a ridge that is too large."""
 DEFAULT_RIDGE = 1e-2
 """The ridge of fits without an inner split."""
+MIN_ROWS = 2
+"""Rows per column below which a layer without an inner split keeps its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +195,25 @@ def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
 def select_ridge(reader: BoundConsumer, splits: Sequence[Moments], ridge: float | None) -> float:
     """Return `ridge`, or the one that is best on the second of two `splits` if it is None.
 
-    An infinite ridge keeps the present weights. The error has one minimum over the candidates in
+    An infinite ridge keeps the present weights: if no fit is better on the second split, or if
+    there is none and the layer has few rows. The error has one minimum over the candidates in
     practice: they are tried from the middle, downhill. Cost: one Cholesky factorization each.
     """
     if ridge is not None:
         return ridge
     if len(splits) < 2:
-        return DEFAULT_RIDGE
+        enough = splits[0].count >= MIN_ROWS * splits[0].columns
+        return DEFAULT_RIDGE if enough else math.inf
     fitting, inner = splits
 
     @cache
     def error(candidate: int) -> float:
         if not 0 <= candidate < len(RIDGES):
             return math.inf
-        fit = solve_layer(reader, fitting, RIDGES[candidate])
+        return judge(RIDGES[candidate])
+
+    def judge(candidate: float) -> float:
+        fit = solve_layer(reader, fitting, candidate)
         solution = torch.cat([fit.bias[None], fit.weight.T]).to(inner.gram_sum)
         fitted = (2 * inner.cross_sum - inner.gram_sum @ solution) * solution
         return inner.target_sum_sq - float(fitted.sum())
@@ -211,7 +222,9 @@ def select_ridge(reader: BoundConsumer, splits: Sequence[Moments], ridge: float 
     step = 1 if error(best + 1) < error(best) else -1
     while error(best + step) < error(best):
         best += step
-    return RIDGES[best] if error(best) < inner.target_sum_sq else math.inf
+    if error(best) < inner.target_sum_sq:
+        return RIDGES[best]
+    return next((one for one in LARGE_RIDGES if judge(one) < inner.target_sum_sq), math.inf)
 
 
 def apply_update(

@@ -61,15 +61,17 @@ def reconstruct(
     selection: Mapping[str, ChannelSelection],
     config: Reconstruction | None,
     *,
+    forward: Pass,
     collect: Callable[[Sequence[BoundConsumer]], None],
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
 ) -> dict[str, Tensor]:
     """Return all tensors in full size, with zeros in the columns of removed channels.
 
-    If `config` is None, the kept weights are not changed. `collect` provides the Gram matrices of
-    layers that are refitted on the original activations. `cached` may restore the update of a
-    layer, and `on_layer` is called after each refitted layer.
+    If `config` is None, the kept weights are not changed. `forward` has the images of sequential
+    refits. `collect` provides the Gram matrices of layers that are refitted on the original
+    activations. `cached` may restore the update of a layer, and `on_layer` is called after each
+    refitted layer.
     """
     graph = statistics.graph
     kept = removed_from(graph, selection)
@@ -92,7 +94,7 @@ def reconstruct(
     reestimate = config.batchnorm == "reestimate"
     if kept and (config.is_sequential or reestimate):
         tensors = reconstruct_sequentially(
-            statistics.forward,
+            forward,
             statistics.consumers if config.is_sequential else {},
             indices,
             tensors,
@@ -213,8 +215,7 @@ def _refit(
     inputs, outputs = reader.kept_channels(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
-    count = 1 if ridge is not None else 2
-    splits = [ResidualMoments.of(reader, weight, len(inputs)) for _ in range(count)]
+    splits = [ResidualMoments.of(reader, weight, len(inputs)) for _ in range(2)]
     target_stats = ChannelStats()
     columns = splits[0].cross.shape[-1]
     generator = task.drawing(f"reconstruction of {reader.spec.layer}")
@@ -223,6 +224,7 @@ def _refit(
         x = reader.batch_first(new.at(reader.inputs[0], batch), images)
         drift = None if correction is None else reader.batch_first(correction(batch), images)
         stay = outputs.to(x.device)
+        split = _split_rows(task, batch, len(x)) if ridge is None else [torch.arange(len(x))]
         sampled = task.sample_positions(reader, x, columns, generator)
         if sampled is None:
             target = reader.batch_first(old.compute(place, batch), images)
@@ -230,7 +232,7 @@ def _refit(
             residual = target - reader.batch_first(new.compute(place, batch), images)
             residual = residual.index_select(axis, stay)
             kept = x.index_select(axis, inputs.to(x.device))
-            for sums, part in zip(splits, _split_rows(len(x), images, ridge), strict=True):
+            for sums, part in zip(splits, split, strict=False):
                 sums.add(kept[part], residual[part])
             target_stats.add(target.index_select(axis, stay), axis)
         else:
@@ -241,7 +243,7 @@ def _refit(
             rows = patches(x.index_select(axis, inputs.to(x.device)), reader.geometry, sampled)
             residual = residual.index_select(1, stay).unflatten(0, (len(x), -1))
             rows = rows.unflatten(1, (len(x), -1))
-            for sums, part in zip(splits, _split_rows(len(x), images, ridge), strict=True):
+            for sums, part in zip(splits, split, strict=False):
                 sums.add_rows(rows[:, part].flatten(1, 2), residual[part].flatten(0, 1))
             target_stats.add(target.index_select(1, stay))
     known = [sums.moments() for sums in splits if sums.gram.count]
@@ -313,16 +315,16 @@ def _inverse_scale(norm: BatchNormCall, tensors: Mapping[str, Tensor]) -> Float[
     return torch.where(large, 1 / scale, 0)
 
 
-def _split_rows(count: int, images: int, ridge: float | None) -> list[Int[Tensor, " rows"]]:
-    """Return all rows of a batch, or those of images to fit on and of those that judge the ridge.
+def _split_rows(task: Pass, batch: int, count: int) -> list[Int[Tensor, " rows"]]:
+    """Return the entries of a batch of layer inputs to fit on, and those that judge the ridge.
 
-    Several rows may belong to one image, as frames of a video do.
+    All entries of one image, and of its mirror image, are on the same side. The first axis has
+    `count` entries; if there are several for each image, they follow each other.
     """
-    rows = torch.arange(count)
-    if ridge is not None:
-        return [rows]
-    each = count // images if count % images == 0 else 1
-    judges = rows // each % INNER_SPLIT == INNER_SPLIT - 1
+    numbers, rows = torch.tensor(task.image_numbers(batch)), torch.arange(count)
+    images = numbers[rows * len(numbers) // count]
+    period = min(INNER_SPLIT, task.images // task.views)
+    judges = (images % period == period - 1) & (period > 1)
     return [rows[~judges], rows[judges]]
 
 

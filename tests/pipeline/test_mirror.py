@@ -1,0 +1,164 @@
+"""Mirror images in the reconstruction, and the images that judge a refit."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import entrim
+from entrim.calibration.collect import LayerStatistics
+from entrim.calibration.tensor_store import Scratch
+from entrim.errors import BadSettingError
+from entrim.metrics import compare
+from entrim.reconstruction.layer import select_ridge
+from entrim.reconstruction.mirror import MirroredBatches, add_mirrored, mirror_error
+from entrim.reconstruction.sequential import INNER_SPLIT, _split_rows
+from entrim.surgery.prune import prune
+from entrim.surgery.trace import trace
+from tests.pipeline.networks import chain, images
+from tests.surgery.kinds import KINDS, shaken
+
+X = images(60, 3, 8, 8)
+HALF = entrim.Widths(0.5)
+
+
+class Symmetric(nn.Module):
+    """Means over each row of pixels: exactly invariant to mirroring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 12, 1)
+        self.last = nn.Linear(12 * 8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu().mean(3).flatten(1))
+
+
+def statistics_of(model: nn.Module, batch_size: int) -> LayerStatistics:
+    batches = X.split(batch_size)
+    return LayerStatistics.of(
+        model, trace(model, X[:2]), batches, memory_limit=2**30, scratch=Scratch()
+    )
+
+
+def test_the_error_of_an_invariant_network_is_zero() -> None:
+    found = mirror_error(Symmetric(), X.split(30), ("logits",))
+    assert found is not None
+    assert found < 1e-10
+    other = mirror_error(chain(), X.split(30), ("logits",))
+    assert other is not None
+    assert other > 0.2
+
+
+def test_mirrored_batches_follow_the_others() -> None:
+    batches = MirroredBatches(X.split(25))
+    tensors = [batch for batch in batches if isinstance(batch, Tensor)]
+    assert len(batches) == len(tensors) == 6
+    assert torch.equal(torch.cat(tensors), torch.cat([X, X.flip(-1)]))
+    assert batches[-1] is not None
+    assert len(batches[1:3]) == 2
+
+
+@pytest.mark.parametrize(("model", "is_used"), [(Symmetric(), True), (chain(), False)])
+def test_mirror_images_are_used_if_the_network_is_invariant(
+    model: nn.Module, is_used: bool
+) -> None:
+    with entrim.Pruner(model, X, calibration=entrim.Calibration(holdout=0)) as pruner:
+        record = pruner.prune(HALF).record
+        assert pruner.reconstruction_pass.images == (120 if is_used else 60)
+    assert any("mirror images" in note for note in record.notes) is is_used
+
+
+@pytest.mark.parametrize(("mirror", "count"), [(True, 96), (False, 48)])
+def test_the_choice_of_the_user_overrides_the_measurement(mirror: bool, count: int) -> None:
+    reconstruction = entrim.Reconstruction(mirror=mirror)
+    for model in (Symmetric(), chain()):
+        with entrim.Pruner(model, X, reconstruction=reconstruction) as pruner:
+            assert not any("mirror images" in note for note in pruner.prune(HALF).record.notes)
+            assert pruner.reconstruction_pass.images == count
+
+
+def test_mirror_images_of_tables_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    entrim.sparsify(model, rows, HALF)
+    with pytest.raises(BadSettingError, match="mirror=True needs a network"):
+        entrim.sparsify(model, rows, HALF, reconstruction=entrim.Reconstruction(mirror=True))
+
+
+@pytest.mark.parametrize("batch_size", [60, 20, 7, 3])
+def test_an_image_and_its_mirror_image_are_on_one_side_of_the_inner_split(batch_size: int) -> None:
+    task = add_mirrored(statistics_of(chain(), batch_size).forward)
+    sides = []
+    for batch, size in enumerate(task.sizes):
+        fitting, judging = _split_rows(task, batch, size)
+        assert sorted([*fitting.tolist(), *judging.tolist()]) == list(range(size))
+        sides += [row in judging for row in range(size)]
+    assert sides[:60] == sides[60:]
+    assert sum(sides[:60]) == 60 // INNER_SPLIT
+
+
+def test_all_entries_of_an_image_are_on_one_side_of_the_inner_split() -> None:
+    task = statistics_of(chain(), 20).forward
+    fitting, judging = _split_rows(task, 0, 80)
+    assert not {row // 4 for row in fitting.tolist()} & {row // 4 for row in judging.tolist()}
+    assert len(judging) == 80 // INNER_SPLIT
+
+
+def test_few_rows_without_an_inner_split_keep_the_weights() -> None:
+    reader = statistics_of(chain(), 60).consumers["7"]
+    g = torch.Generator().manual_seed(0)
+    few, enough = (
+        entrim.Moments.of(torch.randn(n, 10, generator=g), torch.randn(n, 2, generator=g))
+        for n in (19, 20)
+    )
+    assert math.isinf(select_ridge(reader, [few], None))
+    assert math.isfinite(select_ridge(reader, [enough], None))
+
+
+def test_a_refit_of_noise_keeps_the_weights() -> None:
+    reader = statistics_of(chain(), 60).consumers["7"]
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 30, generator=g), torch.randn(40, 3, generator=g)
+    fitting, inner = entrim.Moments.of(x, y), entrim.Moments.of(x, -y)
+    assert math.isinf(select_ridge(reader, [fitting, inner], None))
+
+
+IMAGE_KINDS = (
+    "grouped",
+    "depthwise",
+    "Linear behind Flatten",
+    "Linear behind an NHWC Flatten",
+    "residual",
+    "concat",
+    "squeeze and excite",
+    "transposed",
+    "GroupNorm",
+    "BatchNorm without bias",
+    "reused layers",
+)
+
+
+@pytest.mark.filterwarnings("ignore::entrim.errors.CalibrationWarning")  # random statistics
+@pytest.mark.parametrize("order", ["sequential", "independent"])
+@pytest.mark.parametrize("name", IMAGE_KINDS)
+def test_a_reconstruction_is_not_worse_than_the_original_weights(name: str, order: str) -> None:
+    torch.manual_seed(0)
+    model = shaken(KINDS[name].build()).eval()
+    shape = KINDS[name].example_inputs().shape[1:]  # pyright: ignore
+    fitting, unseen = (torch.randn(count, *shape) for count in (96, 256))
+    reconstruction = entrim.Reconstruction(order=order)
+    with entrim.Pruner(
+        model, fitting, selector="magnitude", reconstruction=reconstruction
+    ) as pruner:
+        refitted = pruner.apply(pruner.select(HALF))
+        plan = entrim.Plan(refitted.plan.kept)
+        kept = prune(model, plan, fitting[:4], graph=pruner.graph)
+    errors = []
+    for small in (refitted.model, kept.model):
+        error = compare(small, model, [unseen], ("values",)).error()
+        assert error is not None
+        errors.append(error.value)
+    assert errors[0] <= 1.1 * errors[1]

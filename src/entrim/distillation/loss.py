@@ -140,7 +140,7 @@ class DistillationLoss:
         scales = [
             1.0
             if len(known) == 1 and kind != "values"
-            else _spread([found[k] for found in wanted], counts, kind, temperature)
+            else _scale([found[k] for found in wanted], counts, kind, temperature)
             for k, kind in enumerate(known)
         ]
         return cls(batches, wanted, known, scales, temperature)
@@ -166,30 +166,32 @@ class DistillationLoss:
         return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
 
 
-def _distance(found: Tensor, target: Tensor, kind: Kind, temperature: float) -> Tensor:
-    if kind == "values":
+def _distance(found: Tensor, target: Tensor, output_kind: Kind, temperature: float) -> Tensor:
+    if output_kind == "values":
         return F.mse_loss(found, target)
-    own, aim = (_log_softmax(output, kind, temperature) for output in (found, target))
+    own, aim = (_log_softmax(output, output_kind, temperature) for output in (found, target))
     positions = own[0].numel() // own.shape[1]
     divergence = F.kl_div(own, aim, reduction="batchmean", log_target=True)
     return temperature**2 * divergence / positions
 
 
-def _log_softmax(output: Tensor, kind: Kind, temperature: float) -> Tensor:
+def _log_softmax(output: Tensor, output_kind: Kind, temperature: float) -> Tensor:
     """Return the logarithms of the class probabilities at a temperature, classes in axis 1."""
-    if kind == "logits" and output.shape[1] > 1:
+    if output_kind == "logits" and output.shape[1] > 1:
         return F.log_softmax(output / temperature, 1)
-    return F.log_softmax(log_probabilities(output, kind).to(output) / temperature, 1)
+    return F.log_softmax(log_probabilities(output, output_kind).to(output) / temperature, 1)
 
 
-def _spread(targets: list[Tensor], counts: list[int], kind: Kind, temperature: float) -> float:
+def _scale(
+    targets: list[Tensor], counts: list[int], output_kind: Kind, temperature: float
+) -> float:
     """Return the variance of values, or the divergence of the mean prediction; 1 if it is zero."""
-    if kind == "values":
+    if output_kind == "values":
         gap = OutputGap()
         for output, count in zip(targets, counts, strict=True):
             gap.add(output, output, count)
         return gap.variance or 1.0
-    logs = torch.cat([_log_softmax(output, kind, temperature) for output in targets])
+    logs = torch.cat([_log_softmax(output, output_kind, temperature) for output in targets])
     mean = logs.exp().mean(0, keepdim=True).log().expand_as(logs)
     positions = logs[0].numel() // logs.shape[1]
     divergence = F.kl_div(mean, logs, reduction="batchmean", log_target=True) / positions

@@ -59,7 +59,7 @@ ARGS ?=
 reproduce: $(READY) ## run a table of the paper again: TABLE=lenet-conv ARGS="--seeds 0 1 2"
 	$(BIN)/python -m experiments reproduce $(TABLE) $(ARGS)
 
-BENCHMARKS ?= solver network spartan sparsify allocation candidates timing scale distill search export stop readings paper
+BENCHMARKS ?= solver network spartan sparsify allocation candidates timing scale distill accuracy search export stop readings paper
 bench: $(READY) ## measure BENCHMARKS="solver network"; writes dated Markdown under experiments/results/
 	for name in $(BENCHMARKS); do $(BIN)/python -m experiments bench $$name || exit 1; done
 

@@ -11,6 +11,7 @@ BENCHMARKS = {
     "timing": "seconds of full runs, and latencies",
     "scale": "forward passes, memory and accuracy of budgeted runs",
     "distill": "accuracy recovered by distillation",
+    "accuracy": "accuracy without labels, with and without recovery",
     "search": "TPE against random search, early stopping against none",
     "export": "accuracy as ONNX and in eight bits",
     "stop": "where the paper's alternation stops",
@@ -19,5 +20,5 @@ BENCHMARKS = {
     "paper": "plots of the paper's tables, from their records",
 }
 """What each module measures."""
-IN_PARTS = ("sparsify", "allocation", "candidates", "distill", "scale", "trust")
+IN_PARTS = ("sparsify", "allocation", "candidates", "distill", "accuracy", "scale", "trust")
 """Modules whose `main` takes networks or parts to measure; none means all."""

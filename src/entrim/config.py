@@ -25,6 +25,8 @@ SELECTION_HOLDOUT = 0.4
 """Share of hold-out images for targets that select on them."""
 MIN_IMAGES = 10
 """With fewer images, none are held out by default."""
+STEPS, MIN_EPOCHS = 2000, 2
+"""Number of steps of a distillation by default, and the minimum number of its epochs."""
 ALTERNATIONS = 4000
 """Maximum number of ridge solves of the alternating solver."""
 
@@ -458,44 +460,59 @@ class Distillation:
 
     Parameters
     ----------
-    epochs : int, default 10
-        Maximum number of epochs.
+    epochs : int, optional
+        Number of epochs. By default as many as make 2,000 steps, at least two.
     learning_rate : float, default 1e-3
-        Initial learning rate; it decreases to 0 by a cosine schedule.
-    batch_size : int, default 64
+        Highest learning rate; it decreases to 0 by a cosine schedule.
+    warmup : int, default 20
+        Number of steps in which the learning rate rises to its highest value.
+    batch_size : int, default 32
         Number of images per step.
     temperature : float, default 4.0
         Divides the logits of both networks; larger values give unlikely classes more weight.
-    shift : float, default 1/16
-        Maximum random shift of an image, as a fraction of its height and width. With 0 the original
-        network runs once per image instead of once per image and epoch.
-    flip : bool, default False
-        Mirror images with probability 1/2. Suitable for photographs, not for digits, letters or
-        traffic signs.
+    mix : bool, default True
+        Mix the images of a batch in pairs, half of the batches by mixup, half by CutMix, so that
+        few images become many. The original network computes the target of every mixed image.
+        Inputs that are not images are not mixed.
+    shift : float, default 1/8
+        Maximum random shift of an image, as a fraction of its height and width. With 0 and without
+        mixing and flips, the original network runs once per image instead of once per image and
+        epoch.
+    flip : bool, optional
+        Mirror images with probability 1/2. By default only if the outputs of the original network
+        on mirrored images are nearly the same.
     holdout : float, default 0.1
-        Fraction of the images on which the best epoch is selected.
-    patience : int or None, default 5
-        Stop after this many epochs without a lower loss on the hold-out images; None disables early
-        stopping.
+        Fraction of the images that is not trained on, and decides whether the trained network is
+        better than the one before. The hold-out images of `sparsify` are not among them.
+    patience : int, optional
+        Return the epoch with the lowest loss on these images, and stop after this many epochs
+        without a lower one. By default the training is judged at its end only: the loss rises at
+        first.
     seed : int, default 0
-        Seed of the order, the shifts and the hold-out images.
+        Seed of the order, the shifts, the mixing and the images in `holdout`.
     """
 
-    epochs: int = 10
+    epochs: int | None = None
     learning_rate: Number = 1e-3
-    batch_size: int = 64
+    warmup: int = 20
+    batch_size: int = 32
     temperature: Number = 4.0
-    shift: Number = 1 / 16
-    flip: bool = False
+    mix: bool = True
+    shift: Number = 1 / 8
+    flip: bool | None = None
     holdout: Number = 0.1
-    patience: int | None = 5
+    patience: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            _check_count(name, getattr(self, name))
-        if self.patience is not None:
-            _check_count("patience", self.patience)
+        _check_count("batch_size", self.batch_size)
+        for name in ("epochs", "patience"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 0:
+            raise BadSettingError(f"warmup must be 0 or a number of steps, got {self.warmup!r}")
+        _check_choice("mix", self.mix, (True, False))
+        _check_choice("flip", self.flip, (None, True, False))
         for name in ("learning_rate", "temperature"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
@@ -506,6 +523,16 @@ class Distillation:
             raise BadSettingError(f"holdout must be a fraction such as 0.1, got {self.holdout!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise BadSettingError(f"seed must be a non-negative integer, got {self.seed!r}")
+
+    def epochs_for(self, images: int) -> int:
+        """Return the number of epochs for this number of training images.
+
+        >>> Distillation().epochs_for(640), Distillation().epochs_for(10**6)
+        (100, 2)
+        """
+        if self.epochs is not None:
+            return self.epochs
+        return max(MIN_EPOCHS, math.ceil(STEPS / math.ceil(images / self.batch_size)))
 
 
 def paper_preset(eps_w: float = -1e-4, eps_l2: float = 1e-4, **penalty: Any) -> dict[str, Any]:

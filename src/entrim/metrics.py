@@ -8,6 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from entrim.config import OUTPUT_KINDS
 from entrim.errors import BadSettingError
@@ -26,6 +27,9 @@ CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 _LEAST = 1e-12
 """Smallest probability of a class."""
+MIRROR_AGREEMENT, MIRROR_ERROR = 0.9, 0.1
+"""Outputs are invariant to mirroring if the agreement is at least the first value, or the error of
+outputs that are values at most the second."""
 _MOST_IMAGES = 10**6
 """Largest number of images that is suggested."""
 
@@ -201,6 +205,44 @@ def compare(
             new, old = (leaves(call(model, batch)) for model in still)
             found.add(new, old, samples(batch))
     return found
+
+
+def is_image(value: object) -> bool:
+    """Return whether an input is a batch of images: floating-point, with four dimensions."""
+    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
+
+
+def mirror(inputs: ExampleInputs) -> ExampleInputs:
+    """Return the inputs with all images mirrored horizontally."""
+    return pytree.tree_map(lambda leaf: leaf.flip(3) if is_image(leaf) else leaf, inputs)
+
+
+def is_mirror_invariant(
+    model: nn.Module, batches: Iterable[ExampleInputs], kinds: tuple[Kind, ...]
+) -> bool:
+    """Return whether a network has nearly the same outputs on mirrored images.
+
+    False for inputs without images. Cost: two passes.
+    """
+    still = copy_without_hooks(model).eval()
+    found, values = Comparison(kinds), Comparison(tuple(k for k in kinds if k == "values"))
+    with torch.no_grad(), isolate_random_state():
+        for batch in batches:
+            if not any(map(is_image, pytree.tree_leaves(batch))):
+                return False
+            mirrored, plain = (leaves(call(still, inputs)) for inputs in (mirror(batch), batch))
+            found.add(mirrored, plain, samples(batch))
+            if values.kinds:
+                pair = _only_values(mirrored, kinds), _only_values(plain, kinds)
+                values.add(*pair, samples(batch))
+    agreed, error = found.agreement(), values.error() if values.kinds else None
+    if agreed is not None and agreed.value < MIRROR_AGREEMENT:
+        return False
+    return not values.kinds or (error is not None and error.value <= MIRROR_ERROR)
+
+
+def _only_values(outputs: Sequence[Tensor], kinds: tuple[Kind, ...]) -> list[Tensor]:
+    return [output for output, kind in zip(outputs, kinds, strict=True) if kind == "values"]
 
 
 def lower_bound(shares: Tensor, confidence: float) -> float:

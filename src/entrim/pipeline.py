@@ -879,6 +879,7 @@ class Pruner:
             notes=tuple(self.progress.notes),
             error=error,
             holdout=holdout,
+            holdout_digests=tuple(self._measured_images(target).digests()),
             original=self._fingerprint,
             images_checksum=self.images.checksum(),
             seed=self.seed if self.draws else None,
@@ -887,7 +888,12 @@ class Pruner:
         )
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
         return SparsifyResult(
-            model=pruned.model, plan=pruned.plan, record=record, original=self.model
+            model=pruned.model,
+            plan=pruned.plan,
+            record=record,
+            original=self.model,
+            fitting_images=self.fitting_images.in_memory(),
+            holdout_images=self._measured_images(target).in_memory(),
         )
 
     def _compare_on_holdout(
@@ -901,12 +907,10 @@ class Pruner:
 
         `in_sample` is the error on fitting images.
         """
-        images, selected, guarantee = self.holdout_images, 0, None
+        images, guarantee = self._measured_images(target), None
+        selected = self.holdout_images.count - images.count
         if not images.count:
             return None
-        if isinstance(target, Budget) and target.max_error is not None:
-            images = self._holdout_halves()[1]
-            selected = self.holdout_images.count - images.count
         if point is not None and point.bound is not None:
             assert isinstance(target, Budget)
             assert target.agreement is not None
@@ -931,6 +935,11 @@ class Pruner:
             guarantee=guarantee,
             note=_overfitting_note(in_sample, found.error()),
         )
+
+    def _measured_images(self, target: Target | None) -> CalibrationData:
+        """Return the hold-out images on which no widths are selected for `max_error`."""
+        halved = isinstance(target, Budget) and target.max_error is not None
+        return self._holdout_halves()[1] if halved else self.holdout_images
 
     def settings(self, target: Target | None) -> dict[str, Any]:
         """Return the options of a run as plain data."""

@@ -9,6 +9,7 @@ from typing import Any
 from entrim.errors import LoadError
 
 FORMAT = 2
+_NOTHING_GAINED = "and nothing was gained: the network is unchanged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +167,12 @@ class Distilled:
     images: int
     """Number of training images."""
     holdout: int
-    """Number of hold-out images."""
+    """Number of validation images, on which the training was judged."""
     settings: Mapping[str, Any]
     before: float
-    """Loss on the hold-out images before the training."""
+    """Loss on the validation images before the training."""
     after: float
-    """Loss on the hold-out images of the returned network."""
+    """Loss on the validation images of the returned network."""
     epochs: int
     """Number of finished epochs."""
     best: int
@@ -182,10 +183,16 @@ class Distilled:
     date: str | None = None
     """Time of the end, in the format of `Record.date`."""
 
+    @property
+    def gained(self) -> bool:
+        """Whether the returned network is a trained one."""
+        return self.best > 0
+
     def __str__(self) -> str:
+        result = self.ending if self.gained else f"{self.ending}, {_NOTHING_GAINED}"
         return (
             f"distilled on {self.images} images for {self.epochs} epochs in {self.seconds:.1f} s: "
-            f"loss on {self.holdout} others {self.before:.4g} -> {self.after:.4g}; {self.ending}"
+            f"loss on {self.holdout} others {self.before:.4g} -> {self.after:.4g}; {result}"
         )
 
 
@@ -237,7 +244,10 @@ class Record:
     """Squared error of the outputs relative to their variance, on images that the weights were
     fitted on: lower than on other images. None after distillation, or if it is undefined."""
     holdout: Holdout | None = None
-    """The same comparison on unseen images; None without hold-out images, or after distillation."""
+    """The same comparison on unseen images; None without hold-out images, or if they were not
+    available after a distillation."""
+    holdout_digests: tuple[str, ...] = ()
+    """Checksum of each of these unseen images: distillation does not train on them."""
     original: str | None = None
     """Checksum of all tensors of the original network."""
     images_checksum: str | None = None

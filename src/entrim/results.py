@@ -5,7 +5,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import nn
 
 from entrim.allocation.allocate import AllocationPoint, SelectedPoint
 from entrim.calibration.collect import LayerStatistics
+from entrim.calibration.data import CalibrationData
 from entrim.config import SIZES, Budget
 from entrim.errors import BadSettingError, BudgetWarning, LatencyWarning, LoadError
 from entrim.graph.eager import ExampleInputs, copy_without_hooks, unwrap
@@ -50,12 +51,17 @@ class SparsifyResult:
         Everything that was decided and measured, as plain data.
     original : nn.Module
         The network that was passed in, unchanged.
+    fitting_images, holdout_images : CalibrationData or None
+        The images that were used for pruning, and the unseen images of `record.holdout`. None for a
+        result that was loaded, and for images that were stored on disk.
     """
 
     model: nn.Module
     plan: Plan
     record: Record
     original: nn.Module
+    fitting_images: CalibrationData | None = field(default=None, repr=False)
+    holdout_images: CalibrationData | None = field(default=None, repr=False)
 
     def with_scores(
         self, metric: Metric, name: str = "accuracy, %", *, on: str = ""

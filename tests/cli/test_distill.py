@@ -20,7 +20,7 @@ from entrim.report.report_data import read
 from entrim.storage.model_folder import CHECKPOINT
 from tests.cli.conftest import Command, trained_network
 
-FEW = ("--epochs", "2", "--batch-size", "9", "--shift", "0")
+FEW = ("--epochs", "2", "--batch-size", "9", "--shift", "0", "--no-mix", "--warmup", "0")
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -29,13 +29,16 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_command_equals_the_function(command: Command, workshop: Path, pruned: Path) -> None:
-    done = command("distill", "pruned", *FEW, "--no-patience", "--seed", "3", "--out", "better")
+    done = command("distill", "pruned", *FEW, "--no-flip", "--seed", "3", "--out", "better")
     assert done.code == 0, done.err
     assert "model: nets.py:small, from pruned" in done.err
-    assert "distill: 12 of 12  loss" in done.err
+    assert "distill: 0 of 10  2 epochs of 43 images, about" in done.err
+    assert "distill: 10 of 10  loss" in done.err
     x = torch.from_numpy(np.load(workshop / "x.npy"))
     loaded = entrim.SparsifyResult.load(trained_network(), pruned)
-    distillation = entrim.Distillation(epochs=2, batch_size=9, shift=0.0, patience=None, seed=3)
+    distillation = entrim.Distillation(
+        epochs=2, batch_size=9, shift=0.0, mix=False, flip=False, warmup=0, seed=3
+    )
     wanted = entrim.distill(loaded, x, distillation)
     found = tensors(workshop / "better")
     for name, tensor in wanted.model.state_dict().items():
@@ -64,7 +67,8 @@ def test_distilled_run_can_be_compared_and_distilled_again(
     assert command("report", "first").code == 0
     page = (workshop / "first" / "report.html").read_text()
     assert "entrim distill pruned --epochs 2" in page
-    assert "entrim.Distillation(epochs=2, batch_size=9, shift=0.0, seed=0))" in page
+    settings = "epochs=2, warmup=0, batch_size=9, mix=False, shift=0.0, seed=0"
+    assert f"entrim.Distillation({settings})" in page
     again = command("distill", "first", "--epochs", "1", "--out", "second")
     assert again.code == 0, again.err
     assert read_source(workshop / "second") == read_source(pruned)
@@ -90,7 +94,7 @@ def test_other_images_keep_the_normalization_of_the_run(command: Command, worksh
     done = command(*words, "--out", "scaled-better")
     assert done.code == 0, done.err
     assert "images:" not in done.err
-    assert json.loads(done.out)["distilled"]["images"] == 27
+    assert json.loads(done.out)["distilled"]["images"] == 21  # without hold-out images
     source = read_source(workshop / "scaled-better")
     assert source["images"] == "more.npz"
     assert (source["mean"], source["std"], source["scale"]) == ([0.5], [2.0], 100.0)
@@ -145,7 +149,7 @@ def test_interrupted_distillation_continues_bit_by_bit(
     seen.clear()
     monkeypatch.setattr(distill_command, "ProgressDisplay", make_stopping_display(-1, seen))
     assert main(words) == 0
-    assert seen == [7, 8, 9, 10, 11, 12]
+    assert seen == [0, 6, 7, 8, 9, 10]
     assert not (workshop / "halted" / CHECKPOINT).exists()
     expected, halted = tensors(workshop / "undisturbed"), tensors(workshop / "halted")
     assert all(torch.equal(tensor, halted[name]) for name, tensor in expected.items())
@@ -222,7 +226,6 @@ def test_distillation_stopped_before_its_first_step_keeps_nothing(
         ),
         (("pruned", "--model", "nets.py:gone"), "nets.py has no 'gone'"),
         (("pruned", "--images", "color.npy"), "have 3 channels"),
-        (("pruned", "--patience", "1", "--no-patience"), "contradict each other"),
         (("pruned", "--teacher-weights", "w.pt"), "pass --teacher MODEL too"),
         (("pruned", "--holdout", "1"), "--holdout must be a fraction such as 0.1, got 1.0"),
         (("pruned", "--count", "3"), "3 images leave 0 to hold out"),

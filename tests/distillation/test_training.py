@@ -21,7 +21,7 @@ def test_the_network_learns_on_a_copy_and_the_random_state_does_not_change() -> 
     before, random = fingerprint(values_of(net).values()), torch.get_rng_state()
     trained = train(net, regression(), replace(CONFIG, epochs=20))
     assert trained.after < 0.7 * trained.before
-    assert trained.after == min(holdout for _, holdout in trained.history)
+    assert trained.after == min(loss for _, loss in trained.history if loss is not None)
     assert trained.after == trained.history[trained.best - 1][1]
     with torch.no_grad():
         assert regression().holdout(trained.model.eval()) == trained.after
@@ -105,9 +105,15 @@ def test_events_contain_epoch_loss_and_remaining_time() -> None:
         ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
         ({"learning_rate": math.nan}, "learning_rate must be positive, got nan"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
-        ({"optimizer": "lion"}, "optimizer must be one of 'adam', 'sgd', 'momentum', got 'lion'"),
+        (
+            {"optimizer": "lion"},
+            "optimizer must be one of 'adam', 'adamw', 'sgd', 'momentum', got 'lion'",
+        ),
         ({"step_size": 0}, "step_size must be a positive integer, got 0"),
-        ({"return_state": "first"}, "return_state must be one of 'best', 'last', got 'first'"),
+        (
+            {"return_state": "first"},
+            "return_state must be one of 'best', 'last', 'better', got 'first'",
+        ),
         ({"schedule": "saw"}, "schedule must be one of 'constant', 'cosine', 'steps', 'one cycle'"),
         ({"mode": "test"}, "mode must be one of 'train', 'eval', got 'test'"),
     ],
@@ -134,3 +140,23 @@ def test_the_last_finite_state_is_returned() -> None:
     config = replace(CONFIG, epochs=3, return_state="last")
     done = train(network(), scripted([4.0, 5.0, math.inf]), config)
     assert (done.after, done.best, done.diverged) == (5.0, 1, True)
+
+
+def test_the_better_of_the_first_and_the_last_state_is_returned_on_request() -> None:
+    config = replace(CONFIG, epochs=3, return_state="better")
+    worse = train(network(), scripted([4.0, 5.0]), config)
+    better = train(network(), scripted([4.0, 3.0]), config)
+    assert (worse.after, worse.best, better.after, better.best) == (4.0, 0, 3.0, 3)
+    assert [loss for _, loss in better.history] == [None, None, 3.0]
+    start = {name: tensor.clone() for name, tensor in network().state_dict().items()}
+    assert all(torch.equal(start[k], v) for k, v in worse.model.state_dict().items())
+
+
+def test_the_learning_rate_rises_before_it_decreases() -> None:
+    config = replace(CONFIG, epochs=2, warmup=4, schedule="constant")
+    assert [config.factor(step, 5) for step in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
+
+
+def test_patience_needs_a_loss_after_every_epoch() -> None:
+    with pytest.raises(BadSettingError, match="leave one of them out"):
+        replace(CONFIG, patience=2, return_state="better")

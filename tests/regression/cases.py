@@ -247,7 +247,11 @@ def search_in_lenet() -> Result:
 def distilled_vgg() -> Result:
     small = sparsify(vgg_network(), **entrim.paper_preset(-3e-3, 3e-3))
     better = entrim.distill(
-        small, images(seed=2), entrim.Distillation(epochs=2, batch_size=32, shift=1 / 12, flip=True)
+        small,
+        images(seed=2),
+        entrim.Distillation(
+            epochs=2, batch_size=32, shift=1 / 12, flip=True, mix=False, warmup=0, patience=5
+        ),
     )
     done = better.record.distilled
     assert done is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from entrim.calibration.tensor_store import TensorStore
+from entrim.calibration.tensor_store import SpilledTensor, TensorStore
 from entrim.errors import BadImagesError
 from entrim.graph.eager import ExampleInputs
 
@@ -22,6 +22,8 @@ Images = Tensor | Iterable[Any] | Dataset[Any]
 tensors, (images, labels) pairs or dicts."""
 _SINGLE = ""
 """The name of the only input."""
+_DIGEST_BYTES = 8
+"""Size of the checksum of one image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,24 @@ class CalibrationData:
                 chunk = self.store.get((name, number)).detach().cpu().contiguous().reshape(-1)
                 digest.update(chunk.view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+    def digests(self) -> list[str]:
+        """Return a checksum of every image, to recognize it among others."""
+        found = []
+        for number in range(self.count):
+            digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+            for name in self.names:
+                image = self._take(name, slice(number, number + 1)).detach().cpu().contiguous()
+                digest.update(f"{image.dtype}{list(image.shape)}".encode())
+                digest.update(image.reshape(-1).view(torch.uint8).numpy().data)
+            found.append(digest.hexdigest())
+        return found
+
+    def in_memory(self) -> "CalibrationData | None":
+        """Return the same images independent of `close`; None if some of them are on disk."""
+        if any(isinstance(value, SpilledTensor) for value in self.store.values.values()):
+            return None
+        return replace(self, store=TensorStore(math.inf, values=dict(self.store.values)))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every input; the first dimension is the number of images."""

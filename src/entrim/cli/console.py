@@ -284,7 +284,8 @@ class ProgressDisplay(Callback):
     def _log(self, event: ProgressEvent) -> None:
         waited = time.monotonic() - self._printed_at >= self.every
         self._pending = True
-        if waited or event.done >= event.total or event.stage in self.each:
+        announced = event.done == 0 or event.done >= event.total
+        if waited or announced or event.stage in self.each:
             self._print(event)
 
     def _print(self, event: ProgressEvent) -> None:

@@ -34,18 +34,18 @@ from entrim.storage.checkpoint import CheckpointStore
 from entrim.storage.model_folder import CHECKPOINT
 
 _DESCRIPTION = """\
-Train a saved run for a short time to reproduce the outputs of its original, and write the trained
-network, its record and an HTML report. Network and images that are not given are taken from
-DIR/command.json; relative paths in it start at the current folder. The code of MODEL is executed,
-also if that file names it. An interrupted run continues after its last finished epoch when the
-command is repeated."""
+Train a saved run for a short time to reproduce the outputs of its original on shifted and mixed
+images, and write the trained network, its record and an HTML report. The hold-out images of the run
+are not trained on. Network and images that are not given are taken from DIR/command.json; relative
+paths in it start at the current folder. The code of MODEL is executed, also if that file names it.
+An interrupted run continues after its last finished epoch when the command is repeated."""
 _EXAMPLES = """\
 examples:
   entrim distill small --out better            with the network and images of small
-  entrim distill small --images more/ --epochs 30 --flip --out better
+  entrim distill small --images more/ --epochs 30 --out better
   entrim distill small --model nets.py:LeNet --weights lenet.safetensors --images x.npy --out better
   entrim compare small better"""
-_OPTIONS = ("epochs", "learning_rate", "batch_size", "temperature", "shift", "flip", "holdout")
+_OPTIONS = ("epochs", "learning_rate", "warmup", "batch_size", "temperature", "shift", "holdout")
 _OPTIONS += ("patience",)
 
 
@@ -70,29 +70,42 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def _add_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training", "as in entrim.Distillation")
-    group.add_argument("--epochs", type=int, help="number of epochs (default: 10)")
+    group.add_argument("--epochs", type=int, help="number of epochs (default: about 2,000 steps)")
     group.add_argument(
         "--learning-rate", type=float, help="learning rate, decreasing to 0 (default: 1e-3)"
     )
-    group.add_argument("--batch-size", type=int, help="images per step (default: 64)")
+    group.add_argument(
+        "--warmup", type=int, help="steps in which the learning rate rises (default: 20)"
+    )
+    group.add_argument("--batch-size", type=int, help="images per step (default: 32)")
     group.add_argument(
         "--temperature", type=float, help="divisor of the logits of both networks (default: 4)"
     )
     group.add_argument(
         "--shift",
         type=float,
-        help="largest random shift, as a fraction of the image size (default: 1/16)",
+        help="largest random shift, as a fraction of the image size (default: 1/8)",
     )
-    group.add_argument("--flip", action="store_true", help="mirror half of the images")
+    group.add_argument("--no-mix", action="store_true", help="do not mix images")
+    mirror = group.add_mutually_exclusive_group()
+    mirror.add_argument(
+        "--flip",
+        action="store_true",
+        help="mirror half of the images (default: if the original ignores it)",
+    )
+    mirror.add_argument("--no-flip", action="store_true", help="do not mirror images")
     group.add_argument(
         "--holdout",
         type=float,
-        help="fraction of the images on which the best epoch is selected (default: 0.1)",
+        help="fraction of the images that is not trained on, and decides whether the trained "
+        "network is better (default: 0.1)",
     )
     group.add_argument(
-        "--patience", type=int, help="epochs without a lower loss before stopping (default: 5)"
+        "--patience",
+        type=int,
+        help="return the best epoch, and stop after this many without a lower loss (default: judge "
+        "the training at its end)",
     )
-    group.add_argument("--no-patience", action="store_true", help="disable early stopping")
     group.add_argument("--seed", type=int, default=0, help="seed of random choices (default: 0)")
     group.add_argument(
         "--teacher", metavar="MODEL", help="learn from this network instead of the original"
@@ -106,7 +119,7 @@ def run(args: Namespace) -> int:
     _fill_in(args)
     check_unused(given_args, args.images, args.test_images)
     checkpoints = CheckpointStore(folder=place / CHECKPOINT, discard=args.force)
-    check = partial(check_contents, args=args, force=args.force, mine=CHECKPOINT)
+    check = partial(check_contents, args=args, force=args.force, mine=(CHECKPOINT,))
     with (
         explain_interruption(place, CHECKPOINT, "finished epochs are"),
         reserve(place, check),
@@ -122,8 +135,7 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(_as_dict(better, place, page))
     else:
-        lines = size_table(better.record), str(better.record.distilled)
-        print_result("\n\n".join((*lines, f"saved in {place}, report {page}")))
+        print_result("\n\n".join((size_table(better.record), outcome(better, place, page))))
     return 0
 
 
@@ -155,12 +167,20 @@ def _distill(
 
 def distillation_of(args: Namespace) -> Distillation:
     """Return the options of the training."""
-    if args.no_patience and args.patience is not None:
-        raise CommandError("--patience and --no-patience contradict each other: pass one of them")
     found: dict[str, Any] = {**given(args, _OPTIONS), "seed": args.seed}
-    if args.no_patience:
-        found["patience"] = None
+    if args.no_mix:
+        found["mix"] = False
+    if args.flip or args.no_flip:
+        found["flip"] = args.flip
     return Distillation(**found)
+
+
+def outcome(better: SparsifyResult, place: Path, page: Path) -> str:
+    """Return what the training gained, and where the network was saved."""
+    done = better.record.distilled
+    assert done is not None
+    saved = "saved" if done.gained else "nothing was gained; the unchanged network is saved"
+    return f"{done}\n\n{saved} in {place}, report {page}"
 
 
 def _fill_in(args: Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -75,12 +75,12 @@ def explain_interruption(place: Path, pattern: str, what: str) -> Iterator[None]
         raise KeyboardInterrupt(kept) from None
 
 
-def check_contents(place: Path, *, args: Namespace, mine: str, force: bool) -> None:
+def check_contents(place: Path, *, args: Namespace, mine: Collection[str], force: bool) -> None:
     """Refuse a folder with other files, with another run unless forced, or an unfinished run.
 
-    `mine` is the name of the unfinished state that this command continues from.
+    `mine` are the names of the unfinished states that this command continues from.
     """
-    if any((place / name).exists() for name in (CHECKPOINT, UNFINISHED) if name != mine):
+    if any((place / name).exists() for name in (CHECKPOINT, UNFINISHED) if name not in mine):
         raise CommandError(
             f"{place} contains an unfinished run: repeat its command, or name another folder"
         )

@@ -2,8 +2,9 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from entrim.cli.console import (
     size_table,
     width_table,
 )
+from entrim.cli.distill import outcome
 from entrim.cli.images import add_images, check_unused, read_arrays, read_images
 from entrim.cli.model import add_model, read_model
 from entrim.cli.options import (
@@ -42,7 +44,8 @@ from entrim.cli.run_dir import (
     result_summary,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
-from entrim.config import Budget, Target, Widths
+from entrim.config import Budget, Distillation, Target, Widths
+from entrim.distillation.distill import distill
 from entrim.errors import CommandError, OtherRunError
 from entrim.pipeline import sparsify
 from entrim.records import Record
@@ -54,6 +57,7 @@ from entrim.selection.baselines import Scores
 from entrim.selection.entropic import EntropicSelector
 from entrim.selection.targets import SELECTORS
 from entrim.storage.checkpoint import UNFINISHED, CheckpointStore
+from entrim.storage.model_folder import CHECKPOINT
 from entrim.surgery.structure import SourceModel
 
 _EXAMPLES = """\
@@ -61,6 +65,7 @@ examples:
   entrim sparsify nets.py:LeNet --weights lenet.safetensors --images x.npy --out small --params 30%
   entrim sparsify nets.py:ResNet20 --weights r20.pt --images photos/ --resize 32,32 \\
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --macs 50% --latency 5ms --out small
+  entrim sparsify nets.py:ResNet20 --weights r20.pt --images x.npy --macs 33% --recover --out small
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --exclude features.0 \\
       --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
@@ -85,6 +90,12 @@ def add(subparsers: Any) -> ArgumentParser:
     add_images(parser)
     add_score(parser, "optional, for labeled images: the score before and after pruning")
     add_out(parser)
+    parser.add_argument(
+        "--recover",
+        action="store_true",
+        help="train the pruned network afterwards, without labels, on the same images, as "
+        "`entrim distill` does",
+    )
     _add_targets(parser)
     _add_selection(parser)
     calibration = add_method(parser)
@@ -178,8 +189,9 @@ def run(args: Namespace) -> int:
     place, options = Path(args.out), options_of(args)
     check_unused(args, args.images, args.test_images)
     checkpoints = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
+    training = CheckpointStore(folder=place / CHECKPOINT, discard=args.force)
     replaces = args.force or _was_saving(checkpoints, args)
-    check = partial(check_contents, args=args, force=replaces, mine=UNFINISHED)
+    check = partial(check_contents, args=args, force=replaces, mine=_continued(place, args))
     with (
         _explain_other_run(place),
         explain_interruption(place, UNFINISHED, "finished steps are"),
@@ -198,14 +210,23 @@ def run(args: Namespace) -> int:
                 checkpoint_dir=checkpoints,
                 **options,
             )
+            if args.recover:
+                how = Distillation(seed=args.seed)
+                small = distill(small, None, how, checkpoint_dir=training, callbacks=[progress])
         small = add_scores(small, metric)
-        page = _save(small, place, checkpoints, command_note(args))
+        page = _save(small, place, (training, checkpoints), command_note(args))
     if args.json:
         print_json(_as_dict(small, place, page))
     else:
-        tables = width_table(small.record), size_table(small.record)
-        print_result("\n\n".join((*tables, f"saved in {place}, report {page}")))
+        saved = outcome(small, place, page) if args.recover else f"saved in {place}, report {page}"
+        print_result("\n\n".join((width_table(small.record), size_table(small.record), saved)))
     return 0
+
+
+def _continued(place: Path, args: Namespace) -> tuple[str, ...]:
+    """Return the names of the unfinished states that this command continues from."""
+    trains = args.recover and (place / UNFINISHED).exists()
+    return (UNFINISHED, CHECKPOINT) if trains else (UNFINISHED,)
 
 
 def options_of(args: Namespace) -> dict[str, Any]:
@@ -228,6 +249,11 @@ def target_of(args: Namespace) -> Target | None:
             f"{option_names([next(iter(names)) for names in found.values()])} are different kinds "
             "of targets: pass either a budget (--params, --macs, --bytes, --latency, --max-error, "
             "--agreement), or --width, or a penalty (--eps-w, --eps-l2, --eps, --preset)"
+        )
+    if args.recover and args.agreement is not None:
+        raise CommandError(
+            "--agreement guarantees the network before the training, and --recover changes it: "
+            "leave out one of them"
         )
     if args.confidence is not None and args.agreement is None:
         raise CommandError("--confidence belongs to --agreement: pass --agreement 95% too")
@@ -307,12 +333,14 @@ def _was_saving(checkpoints: CheckpointStore, args: Namespace) -> bool:
 
 
 def _save(
-    small: SparsifyResult, place: Path, checkpoints: CheckpointStore, note: Mapping[str, Any]
+    small: SparsifyResult, place: Path, stores: Sequence[CheckpointStore], note: Mapping[str, Any]
 ) -> Path:
     """Save the network, the command and the report; on a full disk an earlier run is unchanged.
 
-    The small files are written to temporary names first, and renamed after the network is saved.
+    The small files are written to temporary names in the last of the checkpoint stores first, and
+    renamed after the network is saved.
     """
+    checkpoints = stores[-1]
     source = SourceModel.of(small.model)
     assert source is not None
     record = Record.from_json(small.record.to_json())
@@ -324,7 +352,8 @@ def _save(
     small.save(place)
     for name, file in aside.items():
         file.replace(place / name)
-    checkpoints.remove()
+    for store in stores:
+        store.remove()
     return place / FILE
 
 
@@ -334,4 +363,5 @@ def _as_dict(small: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
         "kept": {group.name: list(group.kept) for group in groups},
         "channels": {group.name: group.channels for group in groups},
         "seconds": dict(small.record.seconds),
+        "distilled": None if small.record.distilled is None else asdict(small.record.distilled),
     }

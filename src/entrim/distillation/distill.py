@@ -1,35 +1,53 @@
 """Distillation: train the pruned network to reproduce the outputs of the original."""
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from entrim.calibration.data import Images, read_images
-from entrim.callbacks import Callback, Progress
-from entrim.config import Distillation
+from entrim.calibration.data import CalibrationData, Images, read_images
+from entrim.callbacks import Callback, Progress, ProgressEvent
+from entrim.config import BATCH_SIZE, Distillation
 from entrim.distillation.augment import Augmentation
-from entrim.distillation.loss import distillation_task
-from entrim.distillation.trainer import TrainingConfig, TrainingResult, train
+from entrim.distillation.loss import distillation_task, teacher_ignores_mirroring
+from entrim.distillation.trainer import (
+    TrainingConfig,
+    TrainingResult,
+    TrainingTask,
+    estimate_seconds,
+    train,
+)
 from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
 from entrim.graph.eager import isolate_random_state, neutral_context, unwrap
+from entrim.metrics import Kind, compare
 from entrim.pipeline import Pruner
-from entrim.records import Distilled
+from entrim.records import Distilled, Holdout
 from entrim.results import SparsifyResult, now
 from entrim.storage.checkpoint import CheckpointStore
 from entrim.surgery.plan import Plan
 from entrim.surgery.structure import values_of
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryImages:
+    """The images of a distillation."""
+
+    training: CalibrationData
+    """For training and validation; no hold-out image of the cut is among them."""
+    holdout: CalibrationData | None
+    """The hold-out images of the cut, which measure the final network; None if not available."""
+
+
 @neutral_context()
 @isolate_random_state()
 def distill(
     result: SparsifyResult,
-    images: Images | Pruner,
+    images: Images | Pruner | None = None,
     distillation: Distillation = Distillation(),  # noqa: B008
     *,
     teacher: nn.Module | None = None,
@@ -39,19 +57,25 @@ def distill(
     """Return the pruned network, trained to reproduce the outputs of the original.
 
     For cases in which `sparsify` alone loses too much accuracy, and there is time to train but
-    there are no labels. The loss is the divergence KL(original || pruned) of the softmax for a
-    classifier, otherwise the squared error relative to the variance of the original outputs. All
-    weights are trained; BatchNorm keeps its statistics, and dropout is off. The returned state has
-    the lowest loss on hold-out images; the state before the training is a candidate too. A score
-    and the error of the outputs belong to the network before: they are dropped from the record.
+    there are no labels. The images are shifted, and mixed in pairs; the original network computes
+    the target of every mixed image. The loss is the divergence KL(original || pruned) of the
+    softmax for classes, and the squared error relative to the variance of the original outputs for
+    values. All weights are trained; BatchNorm keeps its statistics, and dropout is off.
+
+    A tenth of the images is not trained on. If the trained network is not better on them, the
+    network before the training is returned, and `record.distilled.gained` is False. The hold-out
+    images of `sparsify` are neither trained on nor used for this decision: `record.holdout`
+    compares the final network with the original on them. A score belongs to the network before: it
+    is dropped from the record, and so is the guarantee of an agreement.
 
     Parameters
     ----------
     result : SparsifyResult
         The result of `sparsify`; it is not modified.
-    images : Tensor, iterable or Pruner
-        Images as for `sparsify`, the same ones or, better, more; those of a `Pruner` if one is
-        passed.
+    images : Tensor, iterable or Pruner, optional
+        Images as for `sparsify`; more are better. By default those that `result` was pruned with;
+        they must be passed if `result` was loaded. Hold-out images of `result` among them are left
+        out.
     distillation : Distillation
         How to train.
     teacher : nn.Module, optional
@@ -61,11 +85,16 @@ def distill(
         after the last finished epoch, with the same result on the same machine and number of
         threads. The folder is removed when the call returns.
     callbacks : list of Callback, optional
-        Receive the progress.
+        Receive the progress. The first event contains the estimated time.
 
     Returns
     -------
     SparsifyResult
+
+    Raises
+    ------
+    BadImagesError
+        There are too few images, or none were passed for a result that was loaded.
 
     Warns
     -----
@@ -78,7 +107,7 @@ def distill(
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
     >>> x = torch.randn(600, 8)
-    >>> better = entrim.distill(entrim.sparsify(net, x[:99], entrim.Widths({"0": 4})), x)
+    >>> better = entrim.distill(entrim.sparsify(net, x, entrim.Widths({"0": 4})))
     >>> better.record.distilled.after < better.record.distilled.before
     True
     """
@@ -90,33 +119,30 @@ def distill(
         raise BadSettingError(
             f"distillation is a {type(distillation).__name__}: pass entrim.Distillation(...)"
         )
-    progress = Progress.of(callbacks)
+    progress, learned = Progress.of(callbacks), _teacher(result, teacher)
+    data = _read(result, images)
+    task, held = _task(result, learned, data.training, distillation)
     config = TrainingConfig(
-        epochs=distillation.epochs,
+        epochs=distillation.epochs_for(task.count),
         batch=distillation.batch_size,
         learning_rate=distillation.learning_rate,
+        optimizer="adamw",
+        warmup=distillation.warmup,
         mode="eval",
         patience=distillation.patience,
+        return_state="better" if distillation.patience is None else "best",
         seed=distillation.seed,
-    )
-    data = images.images if isinstance(images, Pruner) else read_images(images, result.model)
-    held = _holdout_size(data.count, distillation.holdout)
-    task = distillation_task(
-        _teacher(result, teacher),
-        data,
-        held,
-        Augmentation(shift=distillation.shift, flip=distillation.flip),
-        distillation.temperature,
-        distillation.seed,
     )
     store = CheckpointStore.at(checkpoint_dir)
     with progress.stage("distill"):
+        if progress.callbacks:
+            progress.report(_estimate(result.model, task, config))
         trained = train(
             result.model, task, config, checkpoints=store, stage="distill", report=progress.report
         )
     if store is not checkpoint_dir:
         store.remove()
-    return _result(result, trained, task.count, held, asdict(distillation))
+    return _result(result, trained, task.count, held, asdict(distillation), data.holdout)
 
 
 def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:
@@ -128,8 +154,44 @@ def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:
     return unwrap(found)
 
 
-def _holdout_size(count: int, share: float) -> int:
-    """Return the number of hold-out images."""
+def _read(result: SparsifyResult, images: Images | Pruner | None) -> RecoveryImages:
+    """Return the images to train on, without the hold-out images of the cut."""
+    if images is None:
+        if result.fitting_images is None:
+            raise BadImagesError(
+                "the result does not contain its images, because it was loaded or they were on "
+                "disk: pass images"
+            )
+        return RecoveryImages(result.fitting_images, result.holdout_images)
+    given = images.images if isinstance(images, Pruner) else read_images(images, result.model)
+    held = set(result.record.holdout_digests)
+    if not held:
+        return RecoveryImages(given, None)
+    known = torch.tensor([digest in held for digest in given.digests()])
+    found = given.subset(known.nonzero()[:, 0]) if bool(known.any()) else None
+    rest = given.subset((~known).nonzero()[:, 0]) if bool(known.any()) else given
+    return RecoveryImages(rest, result.holdout_images or found)
+
+
+def _task(
+    result: SparsifyResult,
+    teacher: nn.Module,
+    images: CalibrationData,
+    distillation: Distillation,
+) -> tuple[TrainingTask, int]:
+    """Return the training task, and the number of validation images."""
+    held = _validation_size(images.count, distillation.holdout)
+    kinds = result.record.settings.get("calibration", {}).get("outputs", "auto")
+    flip = distillation.flip
+    if flip is None:
+        flip = teacher_ignores_mirroring(teacher, images, kinds)
+    augment = Augmentation(shift=distillation.shift, flip=flip, mix=distillation.mix)
+    temperature, seed = distillation.temperature, distillation.seed
+    return distillation_task(teacher, images, held, augment, temperature, seed, kinds), held
+
+
+def _validation_size(count: int, share: float) -> int:
+    """Return the number of validation images."""
     held = round(share * count)
     if not 2 <= held <= count - 2:
         raise BadImagesError(
@@ -139,8 +201,26 @@ def _holdout_size(count: int, share: float) -> int:
     return held
 
 
+def _estimate(model: nn.Module, task: TrainingTask, config: TrainingConfig) -> ProgressEvent:
+    """Return the event that announces the duration of the training."""
+    seconds = estimate_seconds(model, task, config)
+    return ProgressEvent(
+        stage="distill",
+        name="estimate",
+        done=0,
+        total=config.epochs * math.ceil(task.count / config.batch),
+        detail=f"{config.epochs} epochs of {task.count} images, about {seconds:.0f} s",
+        seconds_left=seconds,
+    )
+
+
 def _result(
-    result: SparsifyResult, trained: TrainingResult, count: int, held: int, settings: dict[str, Any]
+    result: SparsifyResult,
+    trained: TrainingResult,
+    count: int,
+    held: int,
+    settings: dict[str, Any],
+    unseen: CalibrationData | None,
 ) -> SparsifyResult:
     """Return the trained network with its plan, and with the training in its record."""
     old, new = values_of(result.model), values_of(trained.model)
@@ -175,8 +255,31 @@ def _result(
             distilled=done,
             earlier=(*was.earlier, *([was.distilled] if was.distilled else [])),
             notes=notes,
+            seconds={**was.seconds, "distill": trained.seconds + was.seconds.get("distill", 0.0)},
             score=None,  # of the network before the training
             error=None,
-            holdout=None,
+            holdout=_compare(was.holdout, trained.model, result.original, unseen),
         ),
+    )
+
+
+def _compare(
+    before: Holdout | None, model: nn.Module, original: nn.Module, unseen: CalibrationData | None
+) -> Holdout | None:
+    """Return the comparison with the original on the hold-out images, if they are available.
+
+    A guarantee is dropped: it was shown for the network before the training.
+    """
+    if before is None or unseen is None or not unseen.count:
+        return None
+    kinds = cast("tuple[Kind, ...]", before.outputs)
+    found = compare(model, original, unseen.batches(BATCH_SIZE), kinds)
+    return replace(
+        before,
+        images=unseen.count,
+        agreement=found.agreement(),
+        divergence=found.divergence(),
+        error=found.error(),
+        guarantee=None,
+        note=None,
     )

@@ -32,6 +32,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
     "sgd": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, nesterov=True, **options),
     "momentum": lambda *args, **options: torch.optim.SGD(*args, momentum=0.9, **options),
 }
@@ -45,9 +46,11 @@ class TrainingConfig:
     batch: int
     learning_rate: float
     optimizer: str = "adam"
-    """Or "sgd" (Nesterov momentum 0.9), or "momentum" (momentum 0.9)."""
+    """Or "adamw", or "sgd" (Nesterov momentum 0.9), or "momentum" (momentum 0.9)."""
     weight_decay: float = 0.0
     schedule: str = "cosine"
+    warmup: int = 0
+    """Number of steps in which the learning rate rises linearly, in addition to the schedule."""
     step_size: int | None = None
     """Number of epochs after which the learning rate is halved, in addition to the schedule."""
     mode: str = "train"
@@ -55,7 +58,9 @@ class TrainingConfig:
     patience: int | None = None
     """Epochs without a lower hold-out loss after which the training stops; None disables it."""
     return_state: str = "best"
-    """The state with the lowest hold-out loss, or the "last"."""
+    """The state with the lowest hold-out loss; or the "last"; or "better": the last if its hold-out
+    loss is below that of the initial state, which is returned otherwise. Then the hold-out loss is
+    computed at the beginning and at the end only."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,13 +72,15 @@ class TrainingConfig:
                 raise BadSettingError(f"{name} must be a positive integer, got {value!r}")
         if not 0 < self.learning_rate < math.inf:
             raise BadSettingError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.return_state == "better" and self.patience is not None:
+            raise BadSettingError('patience needs return_state="best": leave one of them out')
         if not 0 <= self.weight_decay < math.inf:
             raise BadSettingError(f"weight_decay must be at least 0, got {self.weight_decay}")
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
             ("mode", ("train", "eval")),
-            ("return_state", ("best", "last")),
+            ("return_state", ("best", "last", "better")),
         ):
             if getattr(self, name) not in known:
                 choice = ", ".join(map(repr, known))
@@ -91,7 +98,9 @@ class TrainingConfig:
         [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
         """
         halved = 0 if self.step_size is None else step // steps_per_epoch // self.step_size
-        return SCHEDULES[self.schedule](step / (self.epochs * steps_per_epoch)) * 0.5**halved
+        risen = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        decayed = SCHEDULES[self.schedule](step / (self.epochs * steps_per_epoch))
+        return risen * decayed * 0.5**halved
 
     @property
     def identity(self) -> str:
@@ -132,8 +141,8 @@ class TrainingResult:
     candidate too."""
     best: int
     """The epoch of `model`; 0 is the initial state."""
-    history: tuple[tuple[float, float], ...]
-    """For every epoch, the mean loss of its batches and the hold-out loss."""
+    history: tuple[tuple[float, float | None], ...]
+    """For every epoch, the mean loss of its batches and the hold-out loss, if it was computed."""
     ending: str
     """The reason why the training ended, as a sentence."""
     diverged: bool
@@ -186,6 +195,19 @@ def train(
         return run.result([module.training for module in model.modules()])
 
 
+def estimate_seconds(model: nn.Module, task: TrainingTask, config: TrainingConfig) -> float:
+    """Return the approximate duration of the training, from one timed step on a copy."""
+    learner = copy_module(model).train(config.mode == "train")
+    index = torch.arange(min(config.batch, task.count))
+    seconds = []
+    with isolate_random_state(), torch.enable_grad(), remove_hooks(learner):
+        for _ in range(2):  # the first step is slower
+            begin = time.perf_counter()
+            task.loss(learner, index, torch.Generator().manual_seed(config.seed)).backward()
+            seconds.append(time.perf_counter() - begin)
+    return seconds[-1] * config.epochs * math.ceil(task.count / config.batch)
+
+
 @dataclass(slots=True)
 class _State:
     """The progress of a run, as plain values."""
@@ -194,7 +216,7 @@ class _State:
     before: float = math.nan
     after: float = math.nan
     best: int = 0
-    history: list[tuple[float, float]] = field(default_factory=list)
+    history: list[tuple[float, float | None]] = field(default_factory=list)
     ending: str = ""
     diverged: bool = False
     seconds: float = 0.0
@@ -269,15 +291,22 @@ class _Run:
                 return self._stop_diverged()
             total += loss
             self._report_step(loss, number)
-        holdout = self._holdout_loss()
-        if not math.isfinite(holdout):
+        judged = self.config.return_state != "better" or state.epoch + 1 == self.config.epochs
+        holdout = self._holdout_loss() if judged else None
+        if holdout is not None and not math.isfinite(holdout):
             return self._stop_diverged()
         state.history.append((total / self.batches, holdout))
         state.epoch += 1
-        if holdout < state.after or self.config.return_state == "last":
-            state.after, state.best, self.best = holdout, state.epoch, _clone(self.model)
+        if holdout is not None:
+            self._consider(holdout)
         state.ending = self._ending()
         return None
+
+    def _consider(self, holdout: float) -> None:
+        """Keep the current state if it is to be returned, with this hold-out loss."""
+        state = self.state
+        if holdout < state.after or self.config.return_state == "last":
+            state.after, state.best, self.best = holdout, state.epoch, _clone(self.model)
 
     def _ending(self) -> str:
         """Return why the run ends after this epoch; empty where it continues."""
@@ -323,7 +352,7 @@ class _Run:
                 name=f"epoch {state.epoch + 1}",
                 done=done,
                 total=total,
-                detail=f"loss {loss:.4g}, on hold-out images {state.after:.4g}",
+                detail=f"loss {loss:.4g}, on validation images {state.after:.4g}",
                 loss=loss,
                 seconds_left=self._seconds() / done * (total - done),
             )

@@ -27,6 +27,9 @@ from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_t
 from entrim.selection.base import ChannelRanking
 
 Kept = Mapping[str, Sequence[int]]
+NARROW = 0.3
+"""Share of the channels below which a group is narrow: its divergence is large and needs fewer
+images."""
 _LEAST = 1e-12
 """Smallest divergence whose logarithm is interpolated."""
 
@@ -140,6 +143,8 @@ class SensitivityAnalyzer:
     """User-defined measure that replaces the divergence."""
     outputs: str | Sequence[str] = "auto"
     """What the outputs are."""
+    narrow_batches: int | None = None
+    """Number of batches on which narrow groups are measured; None for all."""
     kinds: tuple[Kind, ...] = field(init=False)
     reference: list[list[Tensor]] = field(init=False)
     """Outputs of the original network, by batch."""
@@ -198,7 +203,11 @@ class SensitivityAnalyzer:
         return total
 
     def _compare(self, found: Sequence[Sequence[Tensor]]) -> OutputChange:
-        return output_change(found, self.reference, self._images, self.sensitivity, self.kinds)
+        """Return the change of the outputs on the first batches, as many as were found."""
+        count = len(found)
+        return output_change(
+            found, self.reference[:count], self._images[:count], self.sensitivity, self.kinds
+        )
 
     @property
     def _images(self) -> list[int]:
@@ -238,9 +247,10 @@ class SensitivityAnalyzer:
             if group.name in reader.spec.columns_per_channel:
                 self._refit(reader, stays, tensors)
         last = len(held.program.nodes)
+        count = self.narrow_batches if len(kept) < NARROW * group.channels else None
         new = Execution(
-            held.programs,
-            held.batches,
+            held.programs[:count],
+            held.batches[:count],
             tensors,
             held.shelf,
             "new",

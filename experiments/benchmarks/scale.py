@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from experiments.benchmarks.cifar import BenchmarkModel, accuracy
+from experiments.benchmarks.cifar import REPORT, BenchmarkModel, accuracy
 from experiments.benchmarks.exponents import SWEEPS, exponent_table, fit_exponent, measure_sweep
 from experiments.benchmarks.record import Ledger, has_weights, table, write
 from experiments.datasets import imagenet_samples
@@ -39,21 +39,31 @@ BLOCKS = {"ResNet-20": 3, "ResNet-32": 5, "ResNet-44": 7, "ResNet-56": 9}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a network, a number of images, and their side if it is not the usual one."""
+    """One run: a network, its images, and whether some of them are held out."""
 
     network: str
     images: int = 500
     side: int = 0
+    """Height and width of the images if they are not the usual ones."""
+    uses_all: int = 0
+    """1 if no images are held out."""
 
     @property
     def key(self) -> str:
         """The name of the case in the ledger."""
         side = f" of {self.side} x {self.side}" if self.side else ""
-        return f"{self.network}, {self.images} images{side}"
+        held = ", none held out" if self.uses_all else ""
+        return f"{self.network}, {self.images} images{side}{held}"
+
+    @property
+    def calibration(self) -> entrim.Calibration:
+        """The options of the run."""
+        return entrim.Calibration(holdout=0) if self.uses_all else entrim.Calibration()
 
 
 NETWORKS = (
     *map(Case, ("cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16", "imagenet_resnet50")),
+    Case("cifar10_resnet20", uses_all=1),
     Case("MobileNetV2", 200),
     Case("ConvNeXt", 100),
 )
@@ -96,7 +106,8 @@ def load(case: Case) -> tuple[nn.Module, Tensor, Score]:
         return load_pretrained(name), images[:count], lambda m: accuracy(m, test, labels, BATCH)
     if name in PRETRAINED:
         known = BenchmarkModel.of(name, count)
-        return known.model.eval(), known.images, lambda m: known.accuracy(m)["report"]
+        test, labels = known.test_images[REPORT], known.test_labels[REPORT]
+        return known.model.eval(), known.images, lambda m: accuracy(m, test, labels)
     side = case.side or (32 if name in BLOCKS else 224)
     generator = torch.Generator().manual_seed(1)
     return (
@@ -168,7 +179,7 @@ def measure(case: Case) -> dict[str, Any]:
     model, images, score = load(case)
     clock = PassClock(model, images)
     factors = FACTORS if case.network.startswith("cifar10") else FACTORS[:1]
-    with entrim.Pruner(model, images) as pruner:
+    with entrim.Pruner(model, images, calibration=case.calibration) as pruner:
         results = {
             factor: prune_stepwise(pruner, entrim.Budget(macs=1 / factor), clock)
             for factor in factors
@@ -196,8 +207,10 @@ def measure(case: Case) -> dict[str, Any]:
 
 def measure_in_process(case: Case) -> dict[str, Any]:
     """Return what `measure` returns in a process of its own."""
-    command = [sys.executable, "-m", __name__, case.network, str(case.images), str(case.side)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    given = map(str, (case.network, case.images, case.side, case.uses_all))
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *given], stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -238,26 +251,26 @@ def network_table(points: Points) -> str:
 
 
 def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequence[int]) -> str:
-    """Return the seconds of comparable runs by one of their sizes, with fitted exponents."""
+    """Return the costs of comparable runs by one of their sizes, with exponents of the seconds.
+
+    Stages are in passes of the same process, because the load differs between processes.
+    """
     known = [(size, points[c.key]) for size, c in zip(sizes, cases, strict=True) if c.key in points]
     columns: dict[str, list[float]] = {
-        "one pass": [point["pass cpu seconds"] for _, point in known],
-        "run": [point["2x"]["cpu seconds"] for _, point in known],
+        "one pass, s": [point["pass cpu seconds"] for _, point in known],
+        "run, s": [point["2x"]["cpu seconds"] for _, point in known],
     }
-    for stage in ("collect", "select", "sensitivity", "reconstruct"):
-        columns[stage] = [point["2x"]["stages"].get(stage, 0.0) for _, point in known]
-    passes = [point["2x"]["cpu passes"] for _, point in known]
-    rows: list[tuple[object, ...]] = [
-        (size, *(values[number] for values in columns.values()), passes[number], point["GiB"])
-        for number, (size, point) in enumerate(known)
-    ]
+    stages = ("trace", "collect", "select", "sensitivity", "reconstruct")
+    rows: list[tuple[object, ...]] = []
+    for number, (size, point) in enumerate(known):
+        passes = [round(point["2x"]["stages"][s] / point["pass seconds"], 1) for s in stages]
+        seconds = (values[number] for values in columns.values())
+        rows.append((size, *seconds, point["2x"]["cpu passes"], *passes, point["GiB"]))
     if len(known) > 1:
-        fitted = [
-            f"{fit_exponent([size for size, _ in known], values):.2f}" if min(values) > 0 else "-"
-            for values in columns.values()
-        ]
-        rows.append(("exponent", *fitted, "-", "-"))
-    return table((name, *(f"{column}, s" for column in columns), "passes", "peak GiB"), rows)
+        sizes = [size for size, _ in known]
+        fitted = [f"{fit_exponent(sizes, values):.2f}" for values in columns.values()]
+        rows.append(("exponent", *fitted, *["-"] * (len(stages) + 2)))
+    return table((name, *columns, "passes", *stages, "peak GiB"), rows)
 
 
 def _percent(value: float | None) -> str:
@@ -292,7 +305,7 @@ def sections(points: Points) -> list[str]:
         "the section on depth have random weights and random images.",
         network_table(points),
         "## Number of images, cifar10_resnet20",
-        "One pass and run in processor seconds, stages in seconds.",
+        "One pass and run in processor seconds, the rest in passes.",
         growth_table(points, COUNTS, "images", [case.images for case in COUNTS]),
         "## Side of the images, MobileNetV2, 100 images",
         growth_table(points, SIDES, "side", [case.side for case in SIDES]),

@@ -1,19 +1,20 @@
 """A budgeted run in units of forward passes: seconds by stage, memory and accuracy.
 
-`python -m experiments bench scale` measures what is missing in its ledger and writes the table;
-with names of networks only those. Every run is a process of its own, so that the peak memory is its
-own. Needs ENTRIM_ASSETS.
+`python -m experiments bench scale` measures what is missing in its ledger and writes the tables;
+with names of networks only those, with "layer" only the sweeps of one layer. Every run is a process
+of its own with one thread, so that the peak memory is its own. Needs ENTRIM_ASSETS; MobileNetV2 and
+ConvNeXt come from transformers.
 """
 
 import json
-import math
 import resource
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,124 +22,259 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from experiments.benchmarks.cifar import BenchmarkModel, accuracy
+from experiments.benchmarks.cifar import REPORT, BenchmarkModel, accuracy
+from experiments.benchmarks.exponents import SWEEPS, exponent_table, fit_exponent, measure_sweep
 from experiments.benchmarks.record import Ledger, has_weights, table, write
 from experiments.datasets import imagenet_samples
-from experiments.models import PRETRAINED, load_pretrained
+from experiments.models import PRETRAINED, CifarResNet, load_pretrained, padding_shortcut
 
-NETWORKS = ("cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16", "imagenet_resnet50")
-IMAGES, BATCH = 500, 50
-SCALED, COUNTS = "cifar10_resnet20", (125, 250, 500, 1000, 2000)
-"""The network that is measured with several numbers of images."""
+BATCH, THREADS, CLASSES = 50, 1, 1000
+LARGE, FEW_IMAGES = 3 * 64 * 64, 100
+"""Of images with more values, a pass is timed on so many."""
 FACTORS = (2, 3)
+"""CIFAR networks are pruned to both, others to the first."""
+BLOCKS = {"ResNet-20": 3, "ResNet-32": 5, "ResNet-44": 7, "ResNet-56": 9}
+"""Blocks in each stage of the networks that are measured with random weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a network, its images, and whether some of them are held out."""
+
+    network: str
+    images: int = 500
+    side: int = 0
+    """Height and width of the images if they are not the usual ones."""
+    uses_all: int = 0
+    """1 if no images are held out."""
+
+    @property
+    def key(self) -> str:
+        """The name of the case in the ledger."""
+        side = f" of {self.side} x {self.side}" if self.side else ""
+        held = ", none held out" if self.uses_all else ""
+        return f"{self.network}, {self.images} images{side}{held}"
+
+    @property
+    def calibration(self) -> entrim.Calibration:
+        """The options of the run."""
+        return entrim.Calibration(holdout=0) if self.uses_all else entrim.Calibration()
+
+
+NETWORKS = (
+    *map(Case, ("cifar10_resnet20", "cifar10_resnet56", "cifar10_vgg16", "imagenet_resnet50")),
+    Case("cifar10_resnet20", uses_all=1),
+    Case("MobileNetV2", 200),
+    Case("ConvNeXt", 100),
+)
+COUNTS = [Case("cifar10_resnet20", count) for count in (125, 250, 500, 1000, 2000)]
+SIDES = [Case("MobileNetV2", 100, side) for side in (112, 224, 448)]
+DEPTHS = [Case(name) for name in BLOCKS]
 BEFORE = {"cifar10_resnet20": 72, "cifar10_resnet56": 70, "cifar10_vgg16": 60}
 """Forward passes of a run before positions were sampled and widths interpolated."""
-TARGETS = {
-    "cifar10_resnet20": 25,
-    "cifar10_resnet56": 25,
-    "cifar10_vgg16": 25,
-    "imagenet_resnet50": 20,
-}
+TARGETS = {"imagenet_resnet50": 20}
+USUAL_TARGET = 25
 
 
-def load(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
-    """Return a network, its calibration images, and labeled images for the accuracy."""
+def build_random(name: str) -> nn.Module:
+    """Return a network with random weights from seed 0, in eval mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if name in BLOCKS:
+            return CifarResNet((16, 32, 64), BLOCKS[name], padding_shortcut).eval()
+        import transformers
+
+        if name == "MobileNetV2":
+            config = transformers.MobileNetV2Config()
+            config.num_labels = CLASSES
+            return transformers.MobileNetV2ForImageClassification(config).eval()
+        config = transformers.ConvNextConfig()
+        config.num_labels = CLASSES
+        return transformers.ConvNextForImageClassification(config).eval()
+
+
+Score = Callable[[nn.Module], float | None]
+
+
+def load(case: Case) -> tuple[nn.Module, Tensor, Score]:
+    """Return the network, its calibration images, and its accuracy on others."""
+    name, count = case.network, case.images
     if name == "imagenet_resnet50":
         samples, normalize = imagenet_samples(), PRETRAINED[name].normalization
         images, test = normalize(samples.images[::2]), normalize(samples.images[1::2])
-        return load_pretrained(name).eval(), images[:count], test, samples.labels[1::2]
-    known = BenchmarkModel.of(name, count)
-    return known.model.eval(), known.images, known.test_images[5000:], known.test_labels[5000:]
+        labels = samples.labels[1::2]
+        return load_pretrained(name), images[:count], lambda m: accuracy(m, test, labels, BATCH)
+    if name in PRETRAINED:
+        known = BenchmarkModel.of(name, count)
+        test, labels = known.test_images[REPORT], known.test_labels[REPORT]
+        return known.model.eval(), known.images, lambda m: accuracy(m, test, labels)
+    side = case.side or (32 if name in BLOCKS else 224)
+    generator = torch.Generator().manual_seed(1)
+    return (
+        build_random(name),
+        torch.randn(count, 3, side, side, generator=generator),
+        lambda _: None,
+    )
 
 
-@torch.no_grad()
-def pass_seconds(model: nn.Module, images: Tensor) -> float:
-    """Return the seconds of one forward pass of all images."""
-    model(images[:BATCH])
-    begin = time.perf_counter()
-    for batch in images.split(BATCH):
-        model(batch)
-    return time.perf_counter() - begin
+@dataclass(slots=True)
+class PassClock:
+    """Times forward passes of the calibration images; other load on the machine changes slowly."""
+
+    model: nn.Module
+    images: Tensor
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Processor seconds, which do not count waiting for a core."""
+
+    @torch.no_grad()
+    def tick(self) -> None:
+        """Time one pass; of large images it is extrapolated from the first of them."""
+        some = self.images[:FEW_IMAGES] if self.images[0].numel() > LARGE else self.images
+        self.model(some[:1])
+        wall, cpu = time.perf_counter(), time.process_time()
+        for batch in some.split(BATCH):
+            self.model(batch)
+        scale = len(self.images) / len(some)
+        self.wall.append((time.perf_counter() - wall) * scale)
+        self.cpu.append((time.process_time() - cpu) * scale)
+
+    @property
+    def unit(self) -> float:
+        """The median of the seconds of a pass."""
+        return statistics.median(self.wall)
+
+    @property
+    def cpu_unit(self) -> float:
+        """The median of the processor seconds of a pass."""
+        return statistics.median(self.cpu)
 
 
-def measure(name: str, count: int) -> dict[str, Any]:
-    """Return the costs of one pruner that prunes to several sizes."""
-    model, images, test, labels = load(name, count)
-    unit = pass_seconds(model, images)
-    found: dict[str, Any] = {"pass seconds": round(unit, 2), "threads": torch.get_num_threads()}
-    found["intact"] = accuracy(model, test, labels, BATCH)
-    with entrim.Pruner(model, images) as pruner:
-        for factor in FACTORS:
-            begin = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                result = pruner.prune(entrim.Budget(macs=1 / factor))
-            seconds = time.perf_counter() - begin
-            found[f"{factor}x"] = {
-                "seconds": round(seconds, 1),
-                "passes": round(seconds / unit, 1),
-                "stages": {k: round(v / unit, 1) for k, v in result.record.seconds.items()},
-                "accuracy": accuracy(result.model, test, labels, BATCH),
-            }
-    found["GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+def prune_stepwise(
+    pruner: entrim.Pruner, target: entrim.Budget, clock: PassClock
+) -> tuple[entrim.SparsifyResult, dict[str, float]]:
+    """Return the result and its seconds; passes are timed before, between and after the steps."""
+    steps = ("graph", "statistics", "rankings", "curves")
+    wall = cpu = 0.0
+    found: list[entrim.SparsifyResult] = []
+    works: list[Callable[[], object]] = [
+        partial(getattr, pruner, step) for step in steps if step not in pruner.__dict__
+    ]
+    works.append(lambda: found.append(pruner.prune(target)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for work in works:
+            clock.tick()
+            begin, cpu_begin = time.perf_counter(), time.process_time()
+            work()
+            wall += time.perf_counter() - begin
+            cpu += time.process_time() - cpu_begin
+    clock.tick()
+    return found[0], {"seconds": wall, "cpu seconds": cpu}
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Return the costs of one pruner that prunes to one or several sizes."""
+    torch.set_num_threads(THREADS)
+    model, images, score = load(case)
+    clock = PassClock(model, images)
+    factors = FACTORS if case.network.startswith("cifar10") else FACTORS[:1]
+    with entrim.Pruner(model, images, calibration=case.calibration) as pruner:
+        results = {
+            factor: prune_stepwise(pruner, entrim.Budget(macs=1 / factor), clock)
+            for factor in factors
+        }
+    found: dict[str, Any] = {
+        "GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "pass seconds": round(clock.unit, 3),
+        "pass seconds by time": [round(seconds, 3) for seconds in clock.wall],
+        "pass cpu seconds": round(clock.cpu_unit, 3),
+        "groups": len(results[factors[0]][0].record.groups),
+        "original": score(model),
+    }
+    for factor, (result, seconds) in results.items():
+        record = result.record
+        found[f"{factor}x"] = {
+            **{key: round(value, 1) for key, value in seconds.items()},
+            "passes": round(seconds["seconds"] / clock.unit, 1),
+            "cpu passes": round(seconds["cpu seconds"] / clock.cpu_unit, 1),
+            "stages": {k: round(v, 2) for k, v in record.seconds.items()},
+            "macs": round(record.before.macs / record.after.macs, 2),
+            "accuracy": score(result.model),
+        }
     return found
 
 
-def measure_in_process(name: str, count: int) -> dict[str, Any]:
+def measure_in_process(case: Case) -> dict[str, Any]:
     """Return what `measure` returns in a process of its own."""
-    command = [sys.executable, "-m", __name__, name, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    given = map(str, (case.network, case.images, case.side, case.uses_all))
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *given], stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def budget_table(points: Mapping[str, dict[str, Any]]) -> str:
-    """Return the table of all networks with the same number of images."""
+Points = Mapping[str, dict[str, Any]]
+
+
+def network_table(points: Points) -> str:
+    """Return the costs and the accuracy of every measured network."""
     rows = []
-    for name in NETWORKS:
-        point = points.get(f"{name}, {IMAGES} images")
+    for case in NETWORKS:
+        point = points.get(case.key)
         if point is None:
             continue
-        first, second = (point[f"{factor}x"] for factor in FACTORS)
+        first, second = point["2x"], point.get("3x")
+        stages = ", ".join(f"{stage} {value:.3g}" for stage, value in first["stages"].items())
         rows.append(
             (
-                name,
-                BEFORE.get(name, "not completed"),
-                f"{first['passes']} ({first['seconds']} s)",
-                TARGETS[name],
-                ", ".join(f"{stage} {value}" for stage, value in first["stages"].items()),
-                second["passes"],
+                case.key,
+                point["groups"],
+                BEFORE.get(case.network, "-"),
+                f"{first['passes']} ({first['cpu passes']})",
+                TARGETS.get(case.network, USUAL_TARGET),
+                first["seconds"],
+                stages,
                 point["GiB"],
-                *(f"{value:.2f}" for value in (point["intact"], *_accuracies(point))),
+                _percent(point["original"]),
+                _percent(first["accuracy"]),
+                "-" if second is None else f"{second['passes']} ({second['cpu passes']})",
+                "-" if second is None else _percent(second["accuracy"]),
             )
         )
     head = (
-        *("network", "passes before", "passes at 2x", "target", "passes by stage"),
-        *("3x afterwards", "peak GiB", "original", "2x", "3x"),
+        *("network", "groups", "passes before", "passes at 2x (of processor time)", "target"),
+        *("seconds", "seconds by stage", "peak GiB", "accuracy", "2x"),
+        *("3x afterwards, passes", "3x"),
     )
     return table(head, rows)
 
 
-def image_table(points: Mapping[str, dict[str, Any]]) -> str:
-    """Return the run time by the number of images, with the fitted exponent."""
-    counts = [c for c in COUNTS if f"{SCALED}, {c} images" in points]
-    found = [points[f"{SCALED}, {c} images"] for c in counts]
-    rows = [
-        (count, point["2x"]["seconds"], point["2x"]["passes"], *_accuracies(point))
-        for count, point in zip(counts, found, strict=True)
-    ]
-    lines = [table(("images", "seconds at 2x", "passes", "accuracy 2x", "3x"), rows)]
-    if len(counts) > 1:
-        logs = [
-            (math.log(count), math.log(point["2x"]["seconds"]))
-            for count, point in zip(counts, found, strict=True)
-        ]
-        slope = statistics.linear_regression(*zip(*logs, strict=True)).slope
-        lines.append(f"Seconds grow with the number of images to the power of {slope:.2f}.")
-    return "\n\n".join(lines)
+def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequence[int]) -> str:
+    """Return the costs of comparable runs by one of their sizes, with exponents of the seconds.
+
+    Stages are in passes of the same process, because the load differs between processes.
+    """
+    known = [(size, points[c.key]) for size, c in zip(sizes, cases, strict=True) if c.key in points]
+    columns: dict[str, list[float]] = {
+        "one pass, s": [point["pass cpu seconds"] for _, point in known],
+        "run, s": [point["2x"]["cpu seconds"] for _, point in known],
+    }
+    stages = ("trace", "collect", "select", "sensitivity", "reconstruct")
+    rows: list[tuple[object, ...]] = []
+    for number, (size, point) in enumerate(known):
+        passes = [round(point["2x"]["stages"][s] / point["pass seconds"], 1) for s in stages]
+        seconds = (values[number] for values in columns.values())
+        rows.append((size, *seconds, point["2x"]["cpu passes"], *passes, point["GiB"]))
+    if len(known) > 1:
+        sizes = [size for size, _ in known]
+        fitted = [f"{fit_exponent(sizes, values):.2f}" for values in columns.values()]
+        rows.append(("exponent", *fitted, *["-"] * (len(stages) + 2)))
+    return table((name, *columns, "passes", *stages, "peak GiB"), rows)
 
 
-def _accuracies(point: Mapping[str, Any]) -> list[float]:
-    return [round(point[f"{factor}x"]["accuracy"], 2) for factor in FACTORS]
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def main(parts: Sequence[str]) -> None:
@@ -146,20 +282,41 @@ def main(parts: Sequence[str]) -> None:
     if not has_weights():
         return
     ledger = Ledger.open("scale")
-    wanted = [(name, IMAGES) for name in NETWORKS] + [(SCALED, count) for count in COUNTS]
-    for name, count in wanted:
-        if not parts or name in parts:
-            ledger.point(f"{name}, {count} images", partial(measure_in_process, name, count))
-    points = ledger.points()
-    note = (
-        f"A pruner with {IMAGES} images prunes to a half of the MACs, then to a third. Unit: one "
-        "forward pass of these images through the original network in the same process. Accuracy "
-        "in percent on images that were not used for pruning (CIFAR-10: test images 5,000-9,999; "
-        "ImageNet: 500 samples of other classes than the calibration images), nothing trained."
-    )
-    sections = [note, budget_table(points), f"## Number of images, {SCALED}", image_table(points)]
-    print(write("scale", "python -m experiments bench scale", sections))
+    for case in dict.fromkeys([*NETWORKS, *COUNTS, *SIDES, *DEPTHS]):
+        if not parts or case.network in parts:
+            ledger.point(case.key, partial(measure_in_process, case))
+    if not parts or "layer" in parts:
+        torch.set_num_threads(THREADS)
+        for size in SWEEPS:
+            ledger.point(size, partial(measure_sweep, size))
+    print(write("scale", "python -m experiments bench scale", sections(ledger.points())))
+
+
+def sections(points: Points) -> list[str]:
+    """Return the sections of the record."""
+    found = [
+        "A pruner with all defaults prunes to half of the MACs, CIFAR networks then to a third. "
+        "Unit: one forward pass of the calibration images through the original network in the same "
+        "process, the median of passes before, between and after the stages; in parentheses the "
+        "same ratio in processor time, which does not count waiting for a core. One thread; other "
+        "programs were running on the machine. Accuracy in percent without training, on images "
+        "that were not used for pruning (CIFAR-10: test images 5,000-9,999; ImageNet: 500 samples "
+        "of other classes than the calibration images). MobileNetV2, ConvNeXt and the networks of "
+        "the section on depth have random weights and random images.",
+        network_table(points),
+        "## Number of images, cifar10_resnet20",
+        "One pass and run in processor seconds, the rest in passes.",
+        growth_table(points, COUNTS, "images", [case.images for case in COUNTS]),
+        "## Side of the images, MobileNetV2, 100 images",
+        growth_table(points, SIDES, "side", [case.side for case in SIDES]),
+        "## Depth, residual networks for CIFAR-10, 500 images",
+        growth_table(points, DEPTHS, "layers", [6 * n + 2 for n in BLOCKS.values()]),
+    ]
+    if all(size in points for size in SWEEPS):
+        found += ["## One layer", exponent_table(points)]
+    return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    given = Case(sys.argv[1], *map(int, sys.argv[2:]))
+    print(json.dumps(measure(given)))

@@ -382,7 +382,8 @@ class Calibration:
         minimum width; other widths are interpolated.
     sensitivity_images : int, optional
         Approximate number of images on which the sensitivity is measured. By default as many as
-        cost about eight forward passes of all images, at least 100.
+        cost about six forward passes of all images, at least 100, and half of them at widths below
+        0.3, where the divergence is large.
     n_positions : int, "auto" or None, default "auto"
         Number of random output positions per image used for the statistics and the reconstruction.
         "auto" provides 60 rows per column of each layer; None uses all positions.

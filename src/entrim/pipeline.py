@@ -26,6 +26,7 @@ from entrim.allocation.allocate import (
 )
 from entrim.allocation.costs import Costs
 from entrim.allocation.sensitivity import (
+    NARROW,
     SensitivityAnalyzer,
     interpolate,
     measured_batches,
@@ -104,8 +105,10 @@ EXAMPLES = 4
 """Number of images with which a network is traced if no example inputs are given."""
 ERROR_IMAGES = 256
 """Number of images on which the error of the result is measured."""
-SENSITIVITY_PASSES, MIN_SENSITIVITY_IMAGES = 8, 100
+SENSITIVITY_PASSES, MIN_SENSITIVITY_IMAGES = 6, 100
 """The automatic number of images for the sensitivity: forward passes in total, and its minimum."""
+NARROW_IMAGES = 0.5
+"""Share of these images on which narrow groups are measured."""
 LARGE_GAP, SMALL_ERROR = 2.0, 0.01
 """A note explains an error on unseen images, above the second value, that is this many times the
 error on fitting images."""
@@ -451,11 +454,13 @@ class Pruner:
     def analyzer(self) -> SensitivityAnalyzer:
         """Measures how much pruned groups change the outputs, on some of the images."""
         forward, names = self.statistics.forward, self.rankings
-        images = self.calibration.sensitivity_images
+        images, narrow = self.calibration.sensitivity_images, 1.0
         if images is None:
-            trials = max(1, len(names)) * (1 + len(self.calibration.sensitivity_widths)) / 2
+            narrow, shares = NARROW_IMAGES, (0.0, *self.calibration.sensitivity_widths)
+            trials = sum(narrow if share < NARROW else 1 for share in shares)
+            passes = max(1, len(names)) * trials / 2  # half of the network is behind a group
             images = max(
-                MIN_SENSITIVITY_IMAGES, round(SENSITIVITY_PASSES * self.images.count / trials)
+                MIN_SENSITIVITY_IMAGES, round(SENSITIVITY_PASSES * self.images.count / passes)
             )
         batches = self._measured_batches(images)
         some = replace(
@@ -471,6 +476,7 @@ class Pruner:
             ridge,
             self.calibration.sensitivity,
             self.calibration.outputs,
+            narrow_batches=math.ceil(narrow * batches),
         )
 
     @cached_property

@@ -1,5 +1,6 @@
 """The sensitivity of the outputs to a cut, compared with pruned networks."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,25 @@ def test_a_layer_that_also_consumes_a_held_group_is_refitted_on_both() -> None:
         )
     assert found.error == pytest.approx(expected.error, rel=1e-3)
     assert found.error > 1e-3
+
+
+def test_narrow_groups_are_measured_on_fewer_images() -> None:
+    pruner = entrim.Pruner(residual(), X, calibration=entrim.Calibration(holdout=0, batch_size=20))
+    analyzer = pruner.analyzer
+    assert analyzer.narrow_batches == 3
+    assert len(analyzer.task.batches) == 5
+    narrow, wide = (dict(analyzer.sweep({"stem": [range(k)]}, {}))["stem"][0] for k in (2, 6))
+    complete = replace(analyzer, narrow_batches=None)
+    found = {k: dict(complete.sweep({"stem": [range(k)]}, {}))["stem"][0] for k in (2, 6)}
+    assert wide == found[6]
+    assert narrow != found[2]
+    assert narrow.divergence == pytest.approx(found[2].divergence, rel=0.5)
+
+
+def test_an_explicit_number_of_images_holds_for_all_widths() -> None:
+    calibration = entrim.Calibration(holdout=0, batch_size=20, sensitivity_images=100)
+    analyzer = entrim.Pruner(residual(), X, calibration=calibration).analyzer
+    assert analyzer.narrow_batches == len(analyzer.task.batches) == 5
 
 
 def test_no_activation_is_stored_after_a_sweep(analyzer: SensitivityAnalyzer) -> None:

@@ -164,6 +164,19 @@ def resnet_by_default() -> Result:
 
 
 @case
+def resnet_with_all_widths_on_the_same_images() -> Result:
+    calibration = entrim.Calibration(sensitivity_images=128)
+    return pinned(
+        entrim.sparsify(
+            resnet_network(),
+            images(channels=3),
+            entrim.Budget(macs=0.5),
+            calibration=calibration,
+        ),
+    )
+
+
+@case
 def vgg_by_default() -> Result:
     return pinned(entrim.sparsify(vgg_network(), images(channels=3), entrim.Widths(0.5)))
 

@@ -1,7 +1,7 @@
 """Sensitivity: the change of the outputs when one group is pruned, measured without labels."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_t
 from entrim.selection.base import ChannelRanking
 
 Kept = Mapping[str, Sequence[int]]
+NARROW = 0.3
+"""Share of the channels below which a group is narrow: its divergence is large and needs fewer
+images."""
 _LEAST = 1e-12
 """Smallest divergence whose logarithm is interpolated."""
 
@@ -131,6 +134,8 @@ class SensitivityAnalyzer:
     """User-defined measure that replaces the divergence."""
     outputs: str | Sequence[str] = "auto"
     """What the outputs are."""
+    narrow_batches: int | None = None
+    """Number of batches on which narrow groups are measured; None for all."""
     kinds: tuple[Kind, ...] = field(init=False)
     reference: list[list[Tensor]] = field(init=False)
     """Outputs of the original network, by batch."""
@@ -193,8 +198,9 @@ class SensitivityAnalyzer:
         return total
 
     def _compare(self, found: Sequence[Sequence[Tensor]]) -> OutputChange:
-        sizes = self.task.batch_sizes
-        return output_change(found, self.reference, sizes, self.sensitivity, self.kinds)
+        """Return the change of the outputs on the first batches, as many as were found."""
+        reference, sizes = self.reference[: len(found)], self.task.batch_sizes[: len(found)]
+        return output_change(found, reference, sizes, self.sensitivity, self.kinds)
 
     def _reference_gaps(self) -> list[OutputGap]:
         gaps = [OutputGap() for _ in self.reference[0]]
@@ -228,8 +234,10 @@ class SensitivityAnalyzer:
         for reader in self.readers:
             if group.name in reader.spec.columns_per_channel:
                 self._refit(reader, stays, tensors)
+        count = self.narrow_batches if len(kept) < NARROW * group.channels else None
+        some = replace(held, programs=held.programs[:count], batches=held.batches[:count])
         later = range(place, len(held.program.nodes))
-        return self._compare(held.branch(tensors, changed_nodes=later).finish(place))
+        return self._compare(some.branch(tensors, changed_nodes=later).finish(place))
 
     def _refit(
         self, reader: BoundConsumer, kept_indices: KeptIndices, tensors: dict[str, Tensor]

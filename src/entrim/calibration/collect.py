@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
+from entrim.calibration.data import Batches
 from entrim.calibration.executor import Execution, Program, advance, programs
 from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.calibration.tensor_store import Scratch, TensorStore
@@ -59,7 +60,9 @@ class Pass:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """The number of images in each batch."""
+        """The number of images in each batch; batches that are read on demand are not read."""
+        if isinstance(self.batches, Batches):
+            return list(self.batches.sizes)
         return [samples(batch) for batch in self.batches]
 
     def sample_positions(

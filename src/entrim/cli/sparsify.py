@@ -18,6 +18,7 @@ from entrim.cli.console import (
     print_reading,
     print_result,
     size_table,
+    table,
     width_table,
 )
 from entrim.cli.images import add_images, check_unused, read_arrays, read_images
@@ -42,9 +43,9 @@ from entrim.cli.run_dir import (
     result_summary,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
-from entrim.config import Budget, Target, Widths
+from entrim.config import Budget, Calibration, Target, Widths
 from entrim.errors import CommandError, OtherRunError
-from entrim.pipeline import sparsify
+from entrim.pipeline import Pruner, calibration_for, sparsify
 from entrim.records import Record
 from entrim.report.page import FILE, html
 from entrim.report.report_data import COMMAND, ReportData
@@ -85,6 +86,11 @@ def add(subparsers: Any) -> ArgumentParser:
     add_images(parser)
     add_score(parser, "optional, for labeled images: the score before and after pruning")
     add_out(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the expected passes, time, memory and disk space, and write nothing",
+    )
     _add_targets(parser)
     _add_selection(parser)
     calibration = add_method(parser)
@@ -177,6 +183,8 @@ def run(args: Namespace) -> int:
     """Prune, save, report, print a summary."""
     place, options = Path(args.out), options_of(args)
     check_unused(args, args.images, args.test_images)
+    if args.dry_run:
+        return _estimate(args, options)
     checkpoints = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
     replaces = args.force or _was_saving(checkpoints, args)
     check = partial(check_contents, args=args, force=replaces, mine=UNFINISHED)
@@ -205,6 +213,25 @@ def run(args: Namespace) -> int:
     else:
         tables = width_table(small.record), size_table(small.record)
         print_result("\n\n".join((*tables, f"saved in {place}, report {page}")))
+    return 0
+
+
+def _estimate(args: Namespace, options: dict[str, Any]) -> int:
+    """Print the expected cost of the run."""
+    print_reading(args.model, args.images)
+    model = read_model(args.model, args.weights)
+    images = read_images(args, model)
+    target = options.pop("budget", None)
+    calibration = calibration_for(target, options.pop("calibration", Calibration()))
+    examples = _example_inputs(images, args.batch)
+    with Pruner(
+        model, images, example_inputs=examples, calibration=calibration, **options
+    ) as pruner:
+        estimate = pruner.plan(target)
+    if args.json:
+        print_json(estimate.to_dict())
+    else:
+        print_result(f"{table(estimate.rows())}\n\n{estimate.summary()}")
     return 0
 
 

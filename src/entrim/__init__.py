@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from entrim.hpo.search import SearchResult, search
     from entrim.hpo.trial import SearchRecord, Trial
     from entrim.pipeline import Pruner, sparsify
+    from entrim.planning.estimate import RunEstimate, StageEstimate
     from entrim.records import Record
     from entrim.results import SparsifyResult
     from entrim.selection.base import GroupStatistics, Selector
@@ -63,6 +64,7 @@ _HOMES = {
     "hpo.search": ["SearchResult", "search"],
     "hpo.trial": ["SearchRecord", "Trial"],
     "pipeline": ["Pruner", "sparsify"],
+    "planning.estimate": ["RunEstimate", "StageEstimate"],
     "records": ["Record"],
     "results": ["SparsifyResult"],
     "selection.base": ["GroupStatistics", "Selector"],
@@ -98,6 +100,7 @@ __all__ = [
     "Reconstruction",
     "Record",
     "Refit",
+    "RunEstimate",
     "Scores",
     "SearchRecord",
     "SearchResult",
@@ -105,6 +108,7 @@ __all__ = [
     "Sensitivity",
     "Solution",
     "SparsifyResult",
+    "StageEstimate",
     "Status",
     "Trial",
     "Widths",

@@ -29,8 +29,10 @@ class ProgressEvent:
         Short description of the result of the step.
     loss : float, optional
         Loss of the batch, in a training.
+    work, total_work : float, optional
+        Finished and all operations of the stage; steps may differ by far in their work.
     seconds_left : float, optional
-        Estimated remaining time, without early stopping.
+        Estimated remaining time of the stage, without early stopping.
     is_final : bool, default False
         Whether the step determines the result for a group of channels or a layer.
     """
@@ -41,7 +43,9 @@ class ProgressEvent:
     total: int
     detail: str = ""
     loss: float | None = None
-    seconds_left: float | None = None
+    work: int | float | None = None
+    total_work: int | float | None = None
+    seconds_left: int | float | None = None
     is_final: bool = False
 
 
@@ -63,12 +67,35 @@ class Callback(Protocol):
 
 
 @dataclass(slots=True)
+class Pace:
+    """The time that a stage takes for its work; restored steps do not count."""
+
+    seconds: int | float = 0.0
+    work: int | float = 0.0
+    done: int | float = 0.0
+    """The work at the last step."""
+
+    def seconds_left(
+        self, seconds: int | float, done: int | float, total: int | float, restored: bool
+    ) -> int | float | None:
+        """Add a step that took `seconds`, and return the remaining time; None if unknown."""
+        if not restored:
+            self.seconds, self.work = self.seconds + seconds, self.work + done - self.done
+        self.done = done
+        return (total - done) * self.seconds / self.work if self.work > 0 else None
+
+
+@dataclass(slots=True)
 class Progress:
     """Reports stages and steps to callbacks, times the stages, and stores warnings."""
 
     callbacks: Sequence[Callback] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    _paces: dict[str, Pace] = field(default_factory=dict)
+    """The pace of the open stages."""
+    _mark: float = 0.0
+    """Time of the last step, or of the last beginning or end of a stage."""
 
     @classmethod
     def of(cls, callbacks: Sequence[Callback] | None) -> "Progress":
@@ -90,11 +117,13 @@ class Progress:
         """Add the time of the block to the stage called `name`."""
         for callback in self.callbacks:
             callback.on_stage_begin(name)
-        begin = time.perf_counter()
+        begin = self._mark = time.perf_counter()
+        self._paces[name] = Pace()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
+            self._mark = time.perf_counter()
+            seconds = self._mark - begin
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         for callback in self.callbacks:
             callback.on_stage_end(name, seconds)
@@ -119,12 +148,35 @@ class Progress:
             self.callbacks, self.notes = callbacks, notes
 
     def step(
-        self, stage: str, name: str, done: int, total: int, detail: str = "", is_final: bool = False
+        self,
+        stage: str,
+        name: str,
+        done: int,
+        total: int,
+        detail: str = "",
+        *,
+        is_final: bool = False,
+        work: tuple[int | float, int | float] | None = None,
+        restored: bool = False,
     ) -> None:
-        """Report one step."""
+        """Report one step; `work` contains the finished and all operations of the stage."""
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        left = None
+        if work is not None:
+            left = self._paces.setdefault(stage, Pace()).seconds_left(seconds, *work, restored)
+        finished, every = (None, None) if work is None else work
         self.report(
             ProgressEvent(
-                stage=stage, name=name, done=done, total=total, detail=detail, is_final=is_final
+                stage=stage,
+                name=name,
+                done=done,
+                total=total,
+                detail=detail,
+                work=finished,
+                total_work=every,
+                seconds_left=left,
+                is_final=is_final,
             )
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,7 +36,8 @@ from entrim.allocation.sensitivity import (
 from entrim.calibration.collect import LayerStatistics, Pass, check_images
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData, Images, read_images
-from entrim.calibration.tensor_store import Scratch, TensorStore
+from entrim.calibration.tensor_store import Scratch, TensorStore, tensor_bytes
+from entrim.calibration.work import DOUBLE, Work
 from entrim.callbacks import Callback, Progress
 from entrim.config import (
     SELECTION_HOLDOUT,
@@ -68,6 +70,8 @@ from entrim.graph.eager import (
     unwrap,
 )
 from entrim.metrics import AgreementBound, Comparison, Kind, compare, min_images, output_kinds
+from entrim.planning.estimate import Rates, RunEstimate, stage_estimates
+from entrim.planning.workload import Workload
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
 from entrim.reconstruction.mirror import MAX_ERROR, add_mirrored, is_image_batch, mirror_error
 from entrim.reconstruction.sequential import reconstruct, removed_from
@@ -115,6 +119,15 @@ error on fitting images."""
 HALF_IMAGES = 50
 """Minimum number of hold-out images on which widths are selected for `max_error`, and of those on
 which the result is measured."""
+VERIFYING_PASSES, MEASURED_PASSES = 6, 24
+"""Passes of the example inputs in a verification, in double precision, and in the measurement of
+a latency."""
+LATENCY_POINTS, ERROR_POINTS = 10, 8
+"""Points that are usually evaluated for a latency, and for an error or agreement."""
+USUAL_SHARE = 0.6
+"""Share of the channels that is kept if the target does not determine it."""
+NETWORK_COPIES, SOLVE_COPIES = 4, 4
+"""Copies of the network, in part in double precision, and of the largest Gram matrix in a solve."""
 REPEATS = 15
 """Number of runs whose median is the latency of a point."""
 TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit, AgreementBound)
@@ -281,14 +294,7 @@ class Pruner:
         BudgetError
             If even the narrowest network exceeds the budget.
         """
-        if self.is_closed:
-            raise BadSettingError(
-                "the Pruner is closed and has no images: prune inside its `with` block"
-            )
-        self.resolver.check(target)
-        _ = self.output_kinds  # raises if they do not fit the network
-        if isinstance(target, Budget):
-            self._check_holdout(target)
+        self._check_target(target)
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
             torch.manual_seed(self._run_seed or 0)
             identity = {} if self.checkpoints.folder is None else self._identity
@@ -302,11 +308,63 @@ class Pruner:
                     self._warn_nothing_pruned(target, selection)
                 return self._result(target, selection, stability, pruned)
 
+    @neutral_context()
+    def plan(self, target: Target | None = None) -> RunEstimate:
+        """Return the expected time, memory and disk space of `prune(target)`.
+
+        Traces the network and times one batch; collects and writes nothing. Everything else
+        follows from the number of operations of each stage. Accuracy: the time of a run is usually
+        within a factor of three.
+
+        Parameters
+        ----------
+        target : Budget, Widths or EntropicPenalty, optional
+            The requested size, as for `prune`.
+
+        Returns
+        -------
+        RunEstimate
+
+        Raises
+        ------
+        BadSettingError
+            If `target` does not fit the other options, or a pattern matches no group.
+
+        Examples
+        --------
+        >>> import torch, entrim
+        >>> nn = torch.nn
+        >>> net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+        >>> with entrim.Pruner(net, torch.randn(300, 8)) as pruner:
+        ...     estimate = pruner.plan(entrim.Budget(params=0.5))
+        >>> [stage.stage for stage in estimate.stages][:3]
+        ['trace', 'collect', 'select']
+        """
+        self._check_target(target)
+        with isolate_random_state():
+            targets = self.group_targets(target)
+            rates = Rates.measure(self.statistics.forward)
+            groups = self.prunable_groups(targets)
+            works = self._stage_work(target, groups, targets)
+            one = rates.seconds(self.workload.passes(self.fitting_images.count))
+            trace = {"trace": self.progress.seconds.get("trace", 0.0)}
+            memory, disk = self._expected_storage()
+        return RunEstimate(
+            images=self.fitting_images.count,
+            groups=len(groups),
+            pass_seconds=one,
+            stages=stage_estimates(works, rates, one, trace),
+            memory=memory,
+            disk=disk,
+        )
+
     @cached_property
     def graph(self) -> ChannelGraph:
         """The coupled and frozen channels of the network."""
         with isolate_random_state(), self.progress.stage("trace"):
-            return trace(self.model, self.example_inputs)
+            graph = trace(self.model, self.example_inputs)
+            self.progress.step("trace", type(self.model).__name__, 1, 2)
+            return graph
 
     @cached_property
     def statistics(self) -> LayerStatistics:
@@ -316,7 +374,7 @@ class Pruner:
             found = self._statistics_on(self.fitting_images, self._run_seed)
             warning = check_images(found.forward)
             groups = f"{len(graph.groups)} group{'s' * (len(graph.groups) != 1)}"
-            self.progress.step("trace", type(self.model).__name__, 1, 1, groups)
+            self.progress.step("trace", type(self.model).__name__, 2, 2, groups)
         if warning is not None:
             self.progress.warn(warning, CalibrationWarning)
         self._data_notes = list(self.progress.notes)
@@ -366,13 +424,13 @@ class Pruner:
         keys = {group.name: f"selection in {group.name} for {target!r}" for group in groups}
         self.collect(group for group in groups if not self.checkpoints.has(keys[group.name]))
         found = {}
+        report = self._steps("select", self._selection_work(groups, targets))
         with self.progress.stage("select"):
-            for done, group in enumerate(groups, 1):
+            for group in groups:
                 work = partial(self._select_in, group, targets[group.name])
                 found[group.name] = self.checkpoints.get_or_compute(keys[group.name], work)
                 kept = f"{len(found[group.name].kept)} of {group.channels}"
-                detail = self._detail(keys[group.name], kept)
-                self.progress.step("select", group.name, done, len(groups), detail, is_final=True)
+                report(group.name, kept, keys[group.name], is_final=True)
         return Selection(found, targets)
 
     @neutral_context()
@@ -388,6 +446,17 @@ class Pruner:
         return pruned
 
     # Targets and statistics
+
+    def _check_target(self, target: Target | None) -> None:
+        """Raise a BadSettingError if `target` does not fit the images and options."""
+        if self.is_closed:
+            raise BadSettingError(
+                "the Pruner is closed and has no images: prune inside its `with` block"
+            )
+        self.resolver.check(target)
+        _ = self.output_kinds  # raises if they do not fit the network
+        if isinstance(target, Budget):
+            self._check_holdout(target)
 
     def group_targets(self, target: Target | None) -> dict[str, GroupTarget]:
         """Return the target of every included group; excluded groups keep all channels."""
@@ -428,14 +497,14 @@ class Pruner:
         known = [g for g in groups if all(map(self.checkpoints.has, _ranked_keys(g.name)))]
         self.collect(group for group in groups if group not in known)
         found = {}
+        report = self._steps("select", self._selection_work(groups, targets))
         with self.progress.stage("select"):
-            for done, group in enumerate(groups, 1):
+            for group in groups:
                 key = _ranked_keys(group.name)[0]
                 work = partial(self._rank, group, targets[group.name].selector)
                 order = self.checkpoints.get_or_compute(key, work)
                 found[group.name] = ChannelRanking.of(group, order)
-                detail = self._detail(key, "channels ranked")
-                self.progress.step("select", group.name, done, len(groups), detail)
+                report(group.name, "channels ranked", key)
             narrow = {name: ranking.kept(ranking.min_width) for name, ranking in found.items()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RolledBackWarning)
@@ -454,14 +523,7 @@ class Pruner:
     def analyzer(self) -> SensitivityAnalyzer:
         """Measures how much pruned groups change the outputs, on some of the images."""
         forward, names = self.statistics.forward, self.rankings
-        images, narrow = self.calibration.sensitivity_images, 1.0
-        if images is None:
-            narrow, shares = NARROW_IMAGES, (0.0, *self.calibration.sensitivity_widths)
-            trials = sum(narrow if share < NARROW else 1 for share in shares)
-            passes = max(1, len(names)) * trials / 2  # half of the network is behind a group
-            images = max(
-                MIN_SENSITIVITY_IMAGES, round(SENSITIVITY_PASSES * self.images.count / passes)
-            )
+        images, share = self._sensitivity_images(len(names))
         batches = self._measured_batches(images)
         some = replace(
             forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
@@ -476,13 +538,19 @@ class Pruner:
             ridge,
             self.calibration.sensitivity,
             self.calibration.outputs,
-            narrow_batches=math.ceil(narrow * batches),
+            narrow_batches=math.ceil(share * batches),
         )
 
     @cached_property
     def curves(self) -> dict[str, SensitivityCurve]:
         """The sensitivity curve of every ranked group."""
         rankings, found = self.rankings, {}
+        images, _ = self._sensitivity_images(len(rankings))
+        works = {
+            name: self.workload.sensitivity(ranking.group, self._measured_widths(name), images)
+            for name, ranking in rankings.items()
+        }
+        report = self._steps("sensitivity", works)
         with self.progress.stage("sensitivity"):
             for name, values in self._divergences():
                 measured = dict(zip(self._measured_widths(name), values, strict=True))
@@ -490,8 +558,7 @@ class Pruner:
                     interpolate(measured, rankings[name].group.channels)
                 )
                 detail = f"divergence up to {max(values, default=0.0):.2g}"
-                detail = self._detail(_ranked_keys(name)[1], detail)
-                self.progress.step("sensitivity", name, len(found), len(rankings), detail)
+                report(name, detail, _ranked_keys(name)[1])
         return {name: found[name] for name in rankings}
 
     # Steps
@@ -558,6 +625,16 @@ class Pruner:
 
     def _measured_widths(self, name: str) -> list[int]:
         return measured_widths(self.rankings[name], self.calibration.sensitivity_widths)
+
+    def _sensitivity_images(self, groups: int) -> tuple[int, float]:
+        """Return how many images measure the sensitivity, and which share of them narrow groups."""
+        if self.calibration.sensitivity_images is not None:
+            return self.calibration.sensitivity_images, 1.0
+        fractions = (0.0, *self.calibration.sensitivity_widths)
+        trials = sum(NARROW_IMAGES if fraction < NARROW else 1 for fraction in fractions)
+        passes = max(1, groups) * trials / 2  # half of the network is behind a group
+        images = round(SENSITIVITY_PASSES * self.images.count / passes)
+        return max(MIN_SENSITIVITY_IMAGES, images), NARROW_IMAGES
 
     def _measured_batches(self, images: int) -> int:
         batches = len(self.statistics.forward.batches)
@@ -706,6 +783,9 @@ class Pruner:
         kept = removed_from(self.graph, selection)
         indices, total = self.graph.kept_indices(kept), len(self.statistics.consumers)
         self.fits = []
+        works = self._reconstruction_work({name: len(units) for name, units in kept.items()})
+        finished = dict(zip(works, accumulate(work.total for work in works.values()), strict=True))
+        every = max(finished.values(), default=0.0)
         prefix = f"reconstruction on {sorted(kept.items())}: "
 
         def cached(layer: str, run: Callable[[], LayerUpdate]) -> LayerUpdate:
@@ -714,8 +794,16 @@ class Pruner:
         def on_layer(fit: LayerFit) -> None:
             self.fits.append(fit)
             detail = self._detail(prefix + fit.layer, f"error {fit.error:.1%} of the variance")
-            done = len(self.fits)
-            self.progress.step("reconstruct", fit.layer, done, total, detail, is_final=True)
+            self.progress.step(
+                "reconstruct",
+                fit.layer,
+                len(self.fits),
+                total,
+                detail,
+                is_final=True,
+                work=(finished[fit.layer], every),
+                restored=prefix + fit.layer in self.checkpoints.restored,
+            )
             if fit.rows < fit.columns:
                 self.progress.warn(
                     f"{fit.layer} is refitted on {fit.rows} rows for {fit.columns} columns: pass "
@@ -726,7 +814,8 @@ class Pruner:
         tensors = self._tensors(selection, on_layer, cached)
         if len(self.fits) < total:  # the other layers have the same inputs and targets as before
             done = f"{len(self.fits)} of {total} layers refitted"
-            self.progress.step("reconstruct", type(self.model).__name__, total, total, done)
+            name = type(self.model).__name__
+            self.progress.step("reconstruct", name, total, total, done, work=(every, every))
         original = self.statistics.forward.tensors
         changed = {name: new for name, new in tensors.items() if new is not original[name]}
         weights = {name: part_of(new, indices.get(name, {})) for name, new in changed.items()}
@@ -764,11 +853,18 @@ class Pruner:
                 }
 
     def _collect_consumers(self, consumers: Iterable[BoundConsumer]) -> None:
+        missing = self.statistics.missing(consumers)
+        sizes, images = self.statistics.forward.batch_sizes, self.fitting_images.count
+        passes = [work.total for work in self.workload.collect(missing)]
+        works = [each * size / images for each in passes for size in sizes]
+        finished = list(accumulate(works))
+
         def on_batch(done: int, total: int) -> None:
-            self.progress.step("collect", f"batch {done}", done, total)
+            work = finished[done - 1], finished[-1]
+            self.progress.step("collect", f"batch {done}", done, total, work=work)
 
         with self.progress.stage("collect"):
-            self.statistics.collect(consumers, on_batch)
+            self.statistics.collect(missing, on_batch)
 
     def _statistics_on(self, images: CalibrationData, seed: int | None) -> LayerStatistics:
         return LayerStatistics.of(
@@ -780,6 +876,86 @@ class Pruner:
             n_positions=self.calibration.n_positions,
             seed=seed,
         )
+
+    # Work of the stages
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The operations of the stages."""
+        return Workload(self.statistics)
+
+    def _selection_work(
+        self, groups: Sequence[Group], targets: Mapping[str, GroupTarget]
+    ) -> dict[str, Work]:
+        return {g.name: self.workload.select(g, targets[g.name]) for g in groups}
+
+    def _reconstruction_work(self, widths: Mapping[str, int]) -> dict[str, Work]:
+        """Return the work of each layer in the order of the reconstruction."""
+        config = self.reconstruction
+        shares = self.workload.shares(widths)
+        if config is not None and config.is_sequential:
+            return self.workload.reconstruct(shares)
+        consumers = self.statistics.consumers
+        refits = config is not None and config.refits
+        return {
+            layer: self.workload.refit(consumers[layer], share, 1) if refits else Work()
+            for layer, share in shares.items()
+        }
+
+    def _stage_work(
+        self, target: Target | None, groups: Sequence[Group], targets: Mapping[str, GroupTarget]
+    ) -> dict[str, Work]:
+        """Return the expected work of every stage behind the trace."""
+        load, none = self.workload, Work()
+        example = load.passes(samples(self.example_inputs))
+        verify = example * (VERIFYING_PASSES * DOUBLE)
+        missing = self.statistics.missing(self.statistics.consumers_of(*groups))
+        works = {"collect": sum(load.collect(missing), none)}
+        works["select"] = sum(self._selection_work(groups, targets).values(), none)
+        widths = _expected_widths(target, groups, targets)
+        reconstruct = sum(self._reconstruction_work(widths).values(), none)
+        held = load.passes(2 * self.holdout_images.count)
+        if target is None or isinstance(target, Budget):
+            works["select"] += verify
+            images = min(self._sensitivity_images(len(groups))[0], self.fitting_images.count)
+            works["sensitivity"] = load.passes(2 * images)
+            for group in groups:
+                fractions = (*self.calibration.sensitivity_widths, 0.0)
+                measured = [round(fraction * group.channels) for fraction in fractions]
+                works["sensitivity"] += load.sensitivity(group, measured, images)
+            latency = example * ((REPEATS + 4) * LATENCY_POINTS) + verify * LATENCY_POINTS
+            works["allocate"] = (reconstruct + held) * _evaluated_points(target)
+            if target is not None and target.latency is not None:
+                works["allocate"] += latency
+        bootstrap = (works["collect"] + works["select"]) * self.calibration.n_bootstrap
+        works["select"] += bootstrap
+        works["reconstruct"] = reconstruct
+        works["prune"] = verify
+        works["measure"] = sum(self._measurement_work().values(), none)
+        return works
+
+    def _measurement_work(self) -> dict[str, Work]:
+        load, fitting = self.workload, min(ERROR_IMAGES, self.fitting_images.count)
+        size = load.passes(samples(self.example_inputs)) * MEASURED_PASSES
+        return {
+            "original size": size,
+            "pruned size": size,
+            "fitting images": load.passes(2 * fitting),
+            "hold-out images": load.passes(2 * self.holdout_images.count),
+        }
+
+    def _expected_storage(self) -> tuple[int, int]:
+        """Return the expected bytes in memory and on disk."""
+        limit, load = self.calibration.memory_limit, self.workload
+        network = sum(tensor_bytes(t) for t in self.statistics.forward.tensors.values())
+        live = load.live_bytes() * self.fitting_images.count
+        stored = [self.images.store.held, load.gram_bytes, live]
+        batch = max(self.statistics.forward.batch_sizes) * load.forward.largest_value
+        widest = max((c.columns + 1 for c in self.statistics.consumers.values()), default=0)
+        memory = sum(min(limit, size) for size in stored)
+        memory += NETWORK_COPIES * network + 2 * batch + SOLVE_COPIES * 8 * widest**2
+        disk = self.scratch.used + sum(max(0, size - limit) for size in stored)
+        return memory, disk
 
     # Random numbers and notes
 
@@ -834,6 +1010,26 @@ class Pruner:
                     )
         return "nothing was pruned at any tested penalty: pass Widths instead"
 
+    def _steps(self, stage: str, works: Mapping[str, Work]) -> Callable[..., None]:
+        """Return a function that reports a finished item of a stage by its name and work."""
+        total = sum(work.total for work in works.values())
+        finished: dict[str, int | float] = {}
+
+        def report(name: str, detail: str, key: str, is_final: bool = False) -> None:
+            finished[name] = works[name].total
+            self.progress.step(
+                stage,
+                name,
+                len(finished),
+                len(works),
+                self._detail(key, detail),
+                is_final=is_final,
+                work=(min(total, sum(finished.values())), total),
+                restored=key in self.checkpoints.restored,
+            )
+
+        return report
+
     def _detail(self, key: str, detail: str) -> str:
         """Return the detail of a step, and whether it was restored."""
         return f"{detail}, restored" if key in self.checkpoints.restored else detail
@@ -850,16 +1046,19 @@ class Pruner:
         name, statistics = type(self.model).__name__, self.statistics
         proof = pruned.proof
         with self.progress.stage("measure"):
-            before, after = (
-                size_record(model, self.example_inputs) for model in (self.model, pruned.model)
-            )
+            report = self._steps("measure", self._measurement_work())
+            before = size_record(self.model, self.example_inputs)
+            report("original size", "", "")
+            after = size_record(pruned.model, self.example_inputs)
+            report("pruned size", "", "")
             batches = statistics.forward.batches
             some = batches[: self._measured_batches(ERROR_IMAGES)]
             apart = compare(pruned.model, self.model, some, self.output_kinds).error()
             error = None if apart is None else apart.value
             detail = "outputs compared" if error is None else f"outputs differ by {error:.2%}"
+            report("fitting images", detail, "")
             holdout = self._compare_on_holdout(pruned.model, error, target, selection.point)
-            self.progress.step("measure", name, 1, 1, detail)
+            report("hold-out images", detail, "")
         if holdout is not None and holdout.note is not None:
             self.progress.notes.append(holdout.note)
         if isinstance(target, Budget) and selection.point is not None:
@@ -1026,8 +1225,7 @@ def sparsify(
     4
     """
     own = not isinstance(checkpoint_dir, CheckpointStore)
-    if isinstance(budget, Budget) and budget.needs_holdout and calibration.holdout is None:
-        calibration = replace(calibration, holdout=SELECTION_HOLDOUT)
+    calibration = calibration_for(budget, calibration)
     pruner = Pruner(
         model,
         images,
@@ -1050,6 +1248,13 @@ def sparsify(
     return result
 
 
+def calibration_for(budget: Target | None, calibration: Calibration) -> Calibration:
+    """Return `calibration` with the hold-out share that `sparsify` uses for `budget`."""
+    if isinstance(budget, Budget) and budget.needs_holdout and calibration.holdout is None:
+        return replace(calibration, holdout=SELECTION_HOLDOUT)
+    return calibration
+
+
 def _overfitting_note(in_sample: float | None, unseen: Estimate | None) -> str | None:
     """Return the explanation of a much larger error on unseen images."""
     if in_sample is None or unseen is None:
@@ -1070,6 +1275,26 @@ def _group_statistics(statistics: LayerStatistics, group: Group) -> GroupStatist
         weights=tuple(statistics.weights(group)),
         generator=statistics.forward.drawing(f"choice of {group.name}"),
     )
+
+
+def _expected_widths(
+    target: Target | None, groups: Sequence[Group], targets: Mapping[str, GroupTarget]
+) -> dict[str, int]:
+    """Return the width of every group: that of the target, or a usual one."""
+    share = USUAL_SHARE
+    if isinstance(target, Budget):
+        fractions = [value for value in target.sizes.values() if isinstance(value, float)]
+        share = math.sqrt(min(fractions)) if fractions else share
+    widths = {}
+    for group in groups:
+        width = targets[group.name].width
+        widths[group.name] = max(1, round(share * group.channels)) if width is None else width
+    return widths
+
+
+def _evaluated_points(target: Budget | None) -> int:
+    """Return the number of networks that are usually reconstructed to select the widths."""
+    return ERROR_POINTS if target is not None and target.needs_holdout else 0
 
 
 def _ranked_keys(name: str) -> tuple[str, str]:

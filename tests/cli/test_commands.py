@@ -50,10 +50,24 @@ def test_run_is_saved_with_report_and_summary(workshop: Path, half_result: Comma
 
 
 def test_progress_goes_to_stderr_without_colors(half_result: CommandResult) -> None:
-    assert "trace: 1 of 1" in half_result.err
+    assert "trace: 2 of 2" in half_result.err
     assert "reconstruct" not in half_result.out
     assert "\x1b" not in half_result.out + half_result.err
     assert "\r" not in half_result.err
+
+
+def test_dry_run_prints_the_estimate_and_writes_nothing(command: Command, workshop: Path) -> None:
+    words = ("sparsify", "nets.py:small", "--images", "x.npy", "--params", "50%", "--dry-run")
+    before = sorted(workshop.iterdir())
+    shown = command(*words, "--out", "never-written")
+    assert shown.code == 0, shown.err
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert rows[0] == ["stage", "seconds", "passes"]
+    assert [row[0] for row in rows[1:5]] == ["trace", "collect", "select", "sensitivity"]
+    done = command(*words, "--out", "never-written", "--json")
+    estimate = json.loads(done.out)
+    assert estimate["seconds"] == pytest.approx(sum(s["seconds"] for s in estimate["stages"]))
+    assert sorted(workshop.iterdir()) == before
 
 
 def test_force_replaces_a_run_and_options_are_passed_on(command: Command, workshop: Path) -> None:

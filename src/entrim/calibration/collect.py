@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
+from entrim.calibration.data import Batches
 from entrim.calibration.executor import Execution, Program, advance, programs
 from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.calibration.tensor_store import Scratch, TensorStore
@@ -59,10 +60,12 @@ class Pass:
     views: int = 1
     """How often every image occurs: the batches are this many sequences of the same images."""
     batch_sizes: tuple[int, ...] = field(init=False)
-    """The number of images in each batch."""
+    """The number of images in each batch; batches that are read on demand are not read."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_sizes", tuple(samples(batch) for batch in self.batches))
+        batches = self.batches
+        sizes = batches.sizes if isinstance(batches, Batches) else tuple(map(samples, batches))
+        object.__setattr__(self, "batch_sizes", sizes)
 
     @property
     def images(self) -> int:
@@ -82,17 +85,20 @@ class Pass:
         None stands for all. The automatic number provides `ROWS_PER_COLUMN` rows for each of
         the `columns` of the layer.
         """
-        if self.n_positions is None:
-            return None
         count = reader.n_positions(x)
-        if self.n_positions == "auto":
-            drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
-            if drawn * (_SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1) >= count:
-                return None
-        else:
-            drawn = min(self.n_positions, count)
+        drawn = self.n_sampled(reader, count, columns)
+        if drawn is None:
+            return None
         order = torch.rand(len(x), count, generator=generator)
         return order.topk(drawn, 1).indices.to(_sums_device(x.device))
+
+    def n_sampled(self, reader: BoundConsumer, count: int, columns: int) -> int | None:
+        """Return how many of `count` output positions of an image are used; None for all."""
+        if self.n_positions != "auto":
+            return None if self.n_positions is None else min(self.n_positions, count)
+        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
+        factor = _SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1
+        return None if drawn * factor >= count else drawn
 
     def drawing(self, name: str) -> torch.Generator:
         """Return an independent random generator for the purpose `name`."""
@@ -190,8 +196,11 @@ class LayerStatistics:
         on_batch: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Collect the Gram matrices of `consumers` that are not in the store yet."""
-        missing = [c for c in consumers if c.spec.layer not in self.store.values]
-        capture(self.forward, missing, self.store, on_batch)
+        capture(self.forward, self.missing(consumers), self.store, on_batch)
+
+    def missing(self, consumers: Iterable[BoundConsumer]) -> list[BoundConsumer]:
+        """Return the `consumers` whose Gram matrices are not in the store yet."""
+        return [c for c in consumers if c.spec.layer not in self.store.values]
 
     def gram(self, layer: str) -> Gram:
         """Return the collected Gram matrices of `layer`."""
@@ -232,7 +241,7 @@ def capture(
     If the Gram matrices exceed the memory limit together, several passes are made. `on_batch` is
     called with the number of finished batches and their total over all passes.
     """
-    runs = list(_within(readers, task.memory_limit))
+    runs = collection_passes(task, readers)
     batches = len(task.programs)
     for number, some in enumerate(runs):
         sums = {
@@ -481,13 +490,15 @@ def _device(task: Pass) -> torch.device:
     return next(iter(task.tensors.values())).device
 
 
-def _within(readers: Sequence[BoundConsumer], limit: int) -> Iterator[list[BoundConsumer]]:
-    """Split `readers` into runs whose Gram matrices together fit the memory limit."""
-    run: list[BoundConsumer] = []
+def collection_passes(task: Pass, readers: Sequence[BoundConsumer]) -> list[list[BoundConsumer]]:
+    """Split `readers` into passes whose Gram matrices together fit the memory limit."""
+    passes: list[list[BoundConsumer]] = []
+    held = 0
     for reader in readers:
-        if run and sum(map(size_of, [*run, reader])) > limit:
-            yield run
-            run = []
-        run.append(reader)
-    if run:
-        yield run
+        size = size_of(reader)
+        if not passes or held + size > task.memory_limit:
+            passes.append([])
+            held = 0
+        passes[-1].append(reader)
+        held += size
+    return passes

@@ -162,6 +162,11 @@ class Batches(Sequence[ExampleInputs]):
     def __len__(self) -> int:
         return len(self.slices)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of images of each batch."""
+        return tuple(part.stop - part.start for part in self.slices)
+
 
 def read_images(
     images: Images,

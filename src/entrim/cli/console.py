@@ -250,7 +250,8 @@ class ProgressDisplay(Callback):
             self._console.print(line, no_wrap=True, overflow="ellipsis")
         self._bar.update(
             self._bar.task_ids[0],
-            completed=event.done,
+            completed=event.done if event.work is None else event.work,
+            count=f"{event.done}/{event.total}",
             text=f"{event.name}  {event.detail}".rstrip(),
             seconds_left=event.seconds_left,
         )
@@ -270,7 +271,7 @@ class ProgressDisplay(Callback):
         bar = Progress(
             TextColumn("{task.description:<11}", markup=False),
             BarColumn(20),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}", markup=False),
+            TextColumn("{task.fields[count]}", markup=False),
             _TimeLeft(),
             TextColumn("{task.fields[text]}", markup=False),
             console=self._console,
@@ -278,7 +279,8 @@ class ProgressDisplay(Callback):
             speed_estimate_period=math.inf,
             get_time=time.monotonic,
         )
-        bar.add_task(event.stage, total=event.total, text="", seconds_left=None)
+        total = event.total if event.total_work is None else event.total_work
+        bar.add_task(event.stage, total=total, count="", text="", seconds_left=None)
         return bar
 
     def _log(self, event: ProgressEvent) -> None:
@@ -290,7 +292,9 @@ class ProgressDisplay(Callback):
 
     def _print(self, event: ProgressEvent) -> None:
         self._printed_at, self._pending = time.monotonic(), False
-        line = f"{event.stage}: {event.done} of {event.total}  {event.detail}"
+        left = event.seconds_left if event.done < event.total else None
+        time_left = f"  {seconds(math.ceil(left))} left" if left else ""
+        line = f"{event.stage}: {event.done} of {event.total}{time_left}  {event.detail}"
         self._console.print(Text(line.rstrip()))
 
 

@@ -19,6 +19,7 @@ from entrim.cli.console import (
     print_reading,
     print_result,
     size_table,
+    table,
     width_table,
 )
 from entrim.cli.distill import outcome
@@ -44,10 +45,10 @@ from entrim.cli.run_dir import (
     result_summary,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
-from entrim.config import Budget, Distillation, Target, Widths
+from entrim.config import Budget, Calibration, Distillation, Target, Widths
 from entrim.distillation.distill import distill
 from entrim.errors import CommandError, OtherRunError
-from entrim.pipeline import sparsify
+from entrim.pipeline import Pruner, calibration_for, sparsify
 from entrim.records import Record
 from entrim.report.page import FILE, html
 from entrim.report.report_data import COMMAND, ReportData
@@ -95,6 +96,11 @@ def add(subparsers: Any) -> ArgumentParser:
         action="store_true",
         help="train the pruned network afterwards, without labels, on the same images, as "
         "`entrim distill` does",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the expected passes, time, memory and disk space, and write nothing",
     )
     _add_targets(parser)
     _add_selection(parser)
@@ -188,6 +194,8 @@ def run(args: Namespace) -> int:
     """Prune, save, report, print a summary."""
     place, options = Path(args.out), options_of(args)
     check_unused(args, args.images, args.test_images)
+    if args.dry_run:
+        return _estimate(args, options)
     checkpoints = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
     training = CheckpointStore(folder=place / CHECKPOINT, discard=args.force)
     replaces = args.force or _was_saving(checkpoints, args)
@@ -227,6 +235,25 @@ def _continued(place: Path, args: Namespace) -> tuple[str, ...]:
     """Return the names of the unfinished states that this command continues from."""
     trains = args.recover and (place / UNFINISHED).exists()
     return (UNFINISHED, CHECKPOINT) if trains else (UNFINISHED,)
+
+
+def _estimate(args: Namespace, options: dict[str, Any]) -> int:
+    """Print the expected cost of the run."""
+    print_reading(args.model, args.images)
+    model = read_model(args.model, args.weights)
+    images = read_images(args, model)
+    target = options.pop("budget", None)
+    calibration = calibration_for(target, options.pop("calibration", Calibration()))
+    examples = _example_inputs(images, args.batch)
+    with Pruner(
+        model, images, example_inputs=examples, calibration=calibration, **options
+    ) as pruner:
+        estimate = pruner.plan(target)
+    if args.json:
+        print_json(estimate.to_dict())
+    else:
+        print_result(f"{table(estimate.rows())}\n\n{estimate.summary()}")
+    return 0
 
 
 def options_of(args: Namespace) -> dict[str, Any]:

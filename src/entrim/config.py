@@ -25,7 +25,7 @@ SELECTION_HOLDOUT = 0.4
 """Share of hold-out images for targets that select on them."""
 MIN_IMAGES = 10
 """With fewer images, none are held out by default."""
-STEPS, MIN_EPOCHS = 2000, 2
+STEPS, MIN_EPOCHS = 1000, 2
 """Number of steps of a distillation by default, and the minimum number of its epochs."""
 ALTERNATIONS = 4000
 """Maximum number of ridge solves of the alternating solver."""
@@ -462,12 +462,12 @@ class Distillation:
     Parameters
     ----------
     epochs : int, optional
-        Number of epochs. By default as many as make 2,000 steps, at least two.
+        Number of epochs. By default as many as make 1,000 steps, at least two.
     learning_rate : float, default 1e-3
         Highest learning rate; it decreases to 0 by a cosine schedule.
     warmup : int, default 20
         Number of steps in which the learning rate rises to its highest value.
-    batch_size : int, default 32
+    batch_size : int, default 64
         Number of images per step.
     temperature : float, default 4.0
         Divides the logits of both networks; larger values give unlikely classes more weight.
@@ -496,7 +496,7 @@ class Distillation:
     epochs: int | None = None
     learning_rate: Number = 1e-3
     warmup: int = 20
-    batch_size: int = 32
+    batch_size: int = 64
     temperature: Number = 4.0
     mix: bool = True
     shift: Number = 1 / 8

@@ -54,7 +54,7 @@ def test_the_command_equals_both_functions(place: Path, capsys: pytest.CaptureFi
     assert better.record.holdout is not None
     assert record.holdout.images == better.record.holdout.images
     assert "distill" in record.seconds
-    assert "distill: 0 of 30  15 epochs of" in shown.err
+    assert "distill: 0 of 30  30 epochs of" in shown.err
     assert "images, about" in shown.err
     assert str(record.distilled) in shown.out
     assert "in recovered, report recovered/report.html" in shown.out
@@ -82,7 +82,7 @@ def test_an_interrupted_training_continues_bit_by_bit(
     assert main(["distill", "whole", "--out", "halted"]) == 1
     assert "halted contains an unfinished run: repeat its command" in capsys.readouterr().err
     assert main([*WORDS, "halted", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["distilled"]["epochs"] == 15
+    assert json.loads(capsys.readouterr().out)["distilled"]["epochs"] == 30
     expected, halted = tensors(place / "whole"), tensors(place / "halted")
     assert all(torch.equal(tensor, halted[name]) for name, tensor in expected.items())
     assert not (place / "halted" / CHECKPOINT).exists()

@@ -70,14 +70,14 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def _add_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training", "as in entrim.Distillation")
-    group.add_argument("--epochs", type=int, help="number of epochs (default: about 2,000 steps)")
+    group.add_argument("--epochs", type=int, help="number of epochs (default: about 1,000 steps)")
     group.add_argument(
         "--learning-rate", type=float, help="learning rate, decreasing to 0 (default: 1e-3)"
     )
     group.add_argument(
         "--warmup", type=int, help="steps in which the learning rate rises (default: 20)"
     )
-    group.add_argument("--batch-size", type=int, help="images per step (default: 32)")
+    group.add_argument("--batch-size", type=int, help="images per step (default: 64)")
     group.add_argument(
         "--temperature", type=float, help="divisor of the logits of both networks (default: 4)"
     )

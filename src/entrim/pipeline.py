@@ -69,11 +69,21 @@ from entrim.graph.eager import (
     samples,
     unwrap,
 )
-from entrim.metrics import AgreementBound, Comparison, Kind, compare, min_images, output_kinds
+from entrim.metrics import (
+    MIRROR_ERROR,
+    AgreementBound,
+    Comparison,
+    Kind,
+    compare,
+    is_image,
+    min_images,
+    mirror_error,
+    output_kinds,
+)
 from entrim.planning.estimate import Rates, RunEstimate, stage_estimates
 from entrim.planning.workload import Workload
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
-from entrim.reconstruction.mirror import MAX_ERROR, add_mirrored, is_image_batch, mirror_error
+from entrim.reconstruction.mirror import add_mirrored
 from entrim.reconstruction.sequential import reconstruct, removed_from
 from entrim.records import Estimate, Guarantee, Holdout, LayerRecord, Record
 from entrim.results import (
@@ -386,7 +396,7 @@ class Pruner:
         forward, config = self.statistics.forward, self.reconstruction
         if config is None or not config.is_sequential or config.mirror is False:
             return forward
-        if not is_image_batch(forward.batches[0]):
+        if not is_image(forward.batches[0]):
             if config.mirror is True:
                 raise BadSettingError(
                     "mirror=True needs a network whose only input is a batch of images (images, "
@@ -395,7 +405,7 @@ class Pruner:
             return forward
         if config.mirror == "auto":
             error = mirror_error(self.model, forward.batches, self.output_kinds)
-            if error is None or not error <= MAX_ERROR:
+            if error is None or not error <= MIRROR_ERROR:
                 return forward
             self._data_notes.append(
                 "the layers are also refitted on mirror images, because mirroring changes the "

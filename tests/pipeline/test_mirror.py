@@ -10,9 +10,9 @@ import entrim
 from entrim.calibration.collect import LayerStatistics
 from entrim.calibration.tensor_store import Scratch
 from entrim.errors import BadSettingError
-from entrim.metrics import compare
+from entrim.metrics import compare, mirror_error
 from entrim.reconstruction.layer import select_ridge
-from entrim.reconstruction.mirror import MirroredBatches, add_mirrored, mirror_error
+from entrim.reconstruction.mirror import MirroredBatches, add_mirrored
 from entrim.reconstruction.sequential import INNER_SPLIT, _split_rows
 from entrim.surgery.prune import prune
 from entrim.surgery.trace import trace
@@ -92,7 +92,7 @@ def test_mirror_images_of_tables_are_refused() -> None:
 def test_an_image_and_its_mirror_image_are_on_one_side_of_the_inner_split(batch_size: int) -> None:
     task = add_mirrored(statistics_of(chain(), batch_size).forward)
     sides = []
-    for batch, size in enumerate(task.sizes):
+    for batch, size in enumerate(task.batch_sizes):
         fitting, judging = _split_rows(task, batch, size)
         assert sorted([*fitting.tolist(), *judging.tolist()]) == list(range(size))
         sides += [row in judging for row in range(size)]

@@ -13,14 +13,19 @@ from entrim.distillation.augment import Augmentation, Batch
 from entrim.distillation.trainer import TrainingTask
 from entrim.errors import BadSettingError
 from entrim.graph.eager import call, copy_without_hooks, leaves, samples
-from entrim.metrics import Kind, is_mirror_invariant, log_probabilities, output_kinds
+from entrim.metrics import (
+    MIRROR_ERROR,
+    MIRROR_IMAGES,
+    Kind,
+    log_probabilities,
+    mirror_error,
+    output_kinds,
+)
 from entrim.storage.checkpoint import fingerprint
 from entrim.surgery.structure import values_of
 
 VIEWS = 4
 """Number of augmented views of every validation image."""
-MIRRORED_IMAGES = 250
-"""Number of images on which the outputs for mirrored images are compared."""
 _CHUNK = 250
 
 
@@ -81,12 +86,13 @@ def teacher_ignores_mirroring(
     teacher: nn.Module, images: CalibrationData, kinds: str | Sequence[str]
 ) -> bool:
     """Return whether the outputs of `teacher` are nearly the same on mirrored images."""
-    some = images.subset(torch.arange(min(images.count, MIRRORED_IMAGES)))
+    some = images.subset(torch.arange(min(images.count, MIRROR_IMAGES)))
     batches = some.batches(_CHUNK)
     with torch.no_grad():
         found = leaves(call(copy_without_hooks(teacher).eval(), batches[0]))
     recognized = output_kinds(found, samples(batches[0]), kinds)
-    return is_mirror_invariant(teacher, batches, recognized)
+    error = mirror_error(teacher, batches, recognized)
+    return error is not None and error <= MIRROR_ERROR
 
 
 @torch.no_grad()

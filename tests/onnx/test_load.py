@@ -17,7 +17,7 @@ from tests.pipeline.networks import Residual
 CONV = helper.make_node("Conv", ["x", "w"], ["c"], name="first/conv", pads=[1, 1, 1, 1])
 
 
-def after_conv(*nodes: Any, opset: int = 17, **constants: np.ndarray) -> Any:
+def after_conv(*nodes: Any, opset: int = 17, **constants: Any) -> Any:
     return graph([CONV, *nodes], {"w": kernel(6, 3), **constants}, opset=opset)
 
 
@@ -25,7 +25,7 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-OPERATORS: dict[str, tuple[Any, dict[str, np.ndarray]]] = {
+OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Relu": (helper.make_node("Relu", ["c"], ["y"]), {}),
     "HardSigmoid": (helper.make_node("HardSigmoid", ["c"], ["y"], alpha=0.3), {}),
     "Clip": (

@@ -8,21 +8,21 @@ import numpy as np
 from entrim.onnx.folding import Folded
 from entrim.onnx.source import require_packages
 
-Wanted = dict[tuple[int, int], np.ndarray]
+Targets = dict[tuple[int, int], np.ndarray]
 """(node, input) -> the constant that the node must read there."""
 _FOLLOWING = ("Shape", "Size")
 """Operators that follow a constant of another shape without an edit."""
 
 
-def edit_constants(proto: Any, folded: Folded, wanted: Wanted) -> None:
-    """Edit the constants of `proto` so that every node reads what is wanted.
+def edit_constants(proto: Any, folded: Folded, target: Targets) -> None:
+    """Edit the constants of `proto` so that every node reads its target.
 
     A constant that is computed, such as a transposed weight, is traced back to its source. If
     nodes share a constant and want different values, or if it cannot be traced back, the others
     read a new initializer.
     """
     edit = _Edit(proto, folded)
-    for (node, number), array in wanted.items():
+    for (node, number), array in target.items():
         edit.want(node, number, array)
     while edit.pending:
         name = max(edit.pending, key=edit.order)
@@ -32,7 +32,7 @@ def edit_constants(proto: Any, folded: Folded, wanted: Wanted) -> None:
 class _Edit:
     def __init__(self, proto: Any, folded: Folded) -> None:
         self.graph, self.folded = proto.graph, folded
-        self.pending: dict[str, Wanted] = {}
+        self.pending: dict[str, Targets] = {}
         self.producers = {
             name: number for number, node in enumerate(self.graph.node) for name in node.output
         }
@@ -46,14 +46,14 @@ class _Edit:
         return self.producers.get(name, -1)
 
     def want(self, node: int, number: int, array: np.ndarray) -> None:
-        """Request a value at an input of a node."""
+        """Set the target at an input of a node."""
         name = self.graph.node[node].input[number]
         self.pending.setdefault(name, {})[node, number] = array
 
-    def resolve(self, name: str, wanted: Wanted) -> None:
+    def resolve(self, name: str, target: Targets) -> None:
         """Edit a constant in place for the first value, and add initializers for others."""
-        groups = _distinct(wanted)
-        others = [user for user in self._users(name) if user not in wanted]
+        groups = _distinct(target)
+        others = [user for user in self._users(name) if user not in target]
         if not others and name not in self.outputs and self._replace(name, groups[0][0]):
             groups = groups[1:]
         for array, users in groups:
@@ -113,10 +113,10 @@ class _Edit:
             self.graph.node[node].input[number] = new
 
 
-def _distinct(wanted: Wanted) -> list[tuple[np.ndarray, list[tuple[int, int]]]]:
+def _distinct(target: Targets) -> list[tuple[np.ndarray, list[tuple[int, int]]]]:
     """Return the different values, each with the inputs that want it."""
     groups: list[tuple[np.ndarray, list[tuple[int, int]]]] = []
-    for user, array in wanted.items():
+    for user, array in target.items():
         for value, users in groups:
             if value.shape == array.shape and np.array_equal(value, array):
                 users.append(user)
@@ -147,28 +147,28 @@ def invert(
     attributes: dict[str, Any],
     inputs: Sequence[np.ndarray | None],
     output: np.ndarray,
-    wanted: np.ndarray,
+    target: np.ndarray,
 ) -> dict[int, np.ndarray] | None:
-    """Return the inputs with which an operator on constants computes `wanted`, None if unknown."""
+    """Return the inputs with which an operator on constants computes `target`, None if unknown."""
     if op_type in ("Identity", "Cast", "CastLike"):
-        return {0: wanted}
+        return {0: target}
     if op_type == "Transpose":
-        perm = attributes.get("perm", range(wanted.ndim)[::-1])
-        return {0: wanted.transpose(np.argsort(list(perm)))}
+        perm = attributes.get("perm", range(target.ndim)[::-1])
+        return {0: target.transpose(np.argsort(list(perm)))}
     if op_type not in ("Reshape", "Unsqueeze", "Squeeze", "Flatten") or inputs[0] is None:
         return None
-    shape = _reshape_back(inputs[0].shape, output.shape, wanted.shape)
+    shape = _reshape_back(inputs[0].shape, output.shape, target.shape)
     if shape is None:
         return None
-    found = {0: wanted.reshape(shape)}
+    found = {0: target.reshape(shape)}
     if op_type == "Reshape" and inputs[1] is not None:
-        sizes = zip(inputs[1].tolist(), wanted.shape, strict=True)
+        sizes = zip(inputs[1].tolist(), target.shape, strict=True)
         found[1] = np.array([new if old > 0 else old for old, new in sizes], inputs[1].dtype)
     return found
 
 
 def _reshape_back(
-    source: Sequence[int], output: Sequence[int], wanted: Sequence[int]
+    source: Sequence[int], output: Sequence[int], target: Sequence[int]
 ) -> list[int] | None:
     """Return the shape of the source, if a reshape only adds or removes dimensions of size 1."""
     own, other = list(_wide(source)), list(_wide(output))
@@ -176,7 +176,7 @@ def _reshape_back(
         return None
     shape = list(source)
     for dim, out in zip(own, other, strict=True):
-        shape[dim] = wanted[out]
+        shape[dim] = target[out]
     return shape
 
 

@@ -34,7 +34,7 @@ class Folded:
     roots: dict[str, str] = field(default_factory=dict)
     """Constant -> the constant that it copies."""
 
-    def root(self, name: str) -> str:
+    def copied_from(self, name: str) -> str:
         """Return the constant of which `name` is a copy."""
         return self.roots.get(name, name)
 
@@ -103,7 +103,7 @@ def _fold(onnx: Any, proto: Any, node: Any, number: int, found: Folded) -> None:
     inputs = [found.arrays.get(name) for name in node.input]
     attributes = found.attributes[number]
     if node.op_type == "Identity" and node.input[0]:
-        found.roots[node.output[0]] = found.root(node.input[0])
+        found.roots[node.output[0]] = found.copied_from(node.input[0])
     sizes = _small_sizes(node, inputs)
     try:
         if sizes and node.op_type in _MOVES:

@@ -18,13 +18,13 @@ from entrim.graph.tracer import trace_ops
 from entrim.onnx.folding import Folded, fold_constants
 from entrim.onnx.layers import BUILDERS, Layer, Weighted, constant_operands, is_channel_vector
 from entrim.onnx.model import (
+    NodeCall,
     Nodes,
     OnnxModel,
-    Origin,
     Reference,
-    Step,
-    Stored,
-    Value,
+    TensorRef,
+    TensorSource,
+    ValueRef,
     execute,
     mark_last_uses,
 )
@@ -105,8 +105,8 @@ class _Import:
         self.graph, self.opset = proto.graph, opset_of(proto)
         self.folded: Folded = fold_constants(proto)
         self.model = OnnxModel()
-        self.steps: list[Step] = []
-        self.origins: dict[str, Origin] = {}
+        self.steps: list[NodeCall] = []
+        self.origins: dict[str, TensorSource] = {}
         self.modules: dict[str, int] = {}
         self.shared: dict[tuple[str, str], nn.Parameter] = {}
         self.merged: set[int] = set()
@@ -146,7 +146,7 @@ class _Import:
             layer = constant_operands(operands)
         if layer is not None:
             name = self._register(number, node, layer)
-        step = Step(
+        step = NodeCall(
             label=describe(node),
             op_type=node.op_type,
             inputs=tuple(self._references(number, node, layer)),
@@ -166,7 +166,7 @@ class _Import:
                 )
         self.steps.append(step)
 
-    def _run(self, step: Step) -> Sequence[Any]:
+    def _run(self, step: NodeCall) -> Sequence[Any]:
         try:
             return execute(self.model, self.opset, step, self.values)
         except OnnxError:
@@ -248,11 +248,11 @@ class _Import:
             if not name:
                 yield None
             elif k in owned:
-                yield Stored(owned[k])
+                yield TensorRef(owned[k])
             elif name in self.folded.arrays:
                 yield self.folded.size(name, number, k)
             else:
-                yield Value(name)
+                yield ValueRef(name)
 
     def _batch(self, node: Any) -> int | None:
         """Return the fixed batch size of the file, if the first input has it."""
@@ -270,8 +270,8 @@ class _Import:
             place = (
                 next(i for i, n in enumerate(inputs) if n in self.folded.arrays) if k == -1 else k
             )
-            self.origins[f"{name}.{tensor}"] = Origin(reader, place, layout)
-            self._share(layer.module, tensor, (self.folded.root(inputs[place]), layout))
+            self.origins[f"{name}.{tensor}"] = TensorSource(reader, place, layout)
+            self._share(layer.module, tensor, (self.folded.copied_from(inputs[place]), layout))
         return name
 
     def _share(self, module: nn.Module, name: str, key: tuple[str, str]) -> None:
@@ -286,10 +286,10 @@ class _Import:
         module._parameters[name] = self.shared.setdefault(key, own)
 
 
-def _module_name(node: Any, number: int, taken: Mapping[str, int]) -> str:
+def _module_name(node: Any, number: int, existing: Mapping[str, int]) -> str:
     """Return a unique name of a submodule: that of the node, without special characters."""
     name = re.sub(r"\W+", "_", node.name, flags=re.ASCII).strip("_") or f"{node.op_type}_{number}"
-    if name in _RESERVED or name in taken:
+    if name in _RESERVED or name in existing:
         name = f"{name}_{number}"
     return name
 
@@ -307,7 +307,7 @@ class _Observer(nn.Module):
 
 def _find_channels(
     model: OnnxModel, inputs: Sequence[Tensor], values: Mapping[str, Any]
-) -> tuple[Step, ...]:
+) -> tuple[NodeCall, ...]:
     """Return the steps with the axis of the channels, where sizes may be channel counts.
 
     A file contains the sizes of reshapes and splits as numbers. To prune the channels, these
@@ -333,15 +333,15 @@ def _find_channels(
     return tuple(replace(step, channels=found.get(step)) for step in steps)
 
 
-def _read_and_written(step: Step) -> tuple[str, str]:
+def _read_and_written(step: NodeCall) -> tuple[str, str]:
     """Return the names of the first input and output of a step."""
     first = step.inputs[0]
-    assert isinstance(first, Value)
+    assert isinstance(first, ValueRef)
     return first.name, step.outputs[0]
 
 
 def _layouts(
-    model: OnnxModel, inputs: Sequence[Tensor], steps: Sequence[Step]
+    model: OnnxModel, inputs: Sequence[Tensor], steps: Sequence[NodeCall]
 ) -> dict[str, ChannelLayout]:
     """Return the channel layouts of what the steps read and write; none if it cannot be traced."""
     names = list(dict.fromkeys(name for step in steps for name in _read_and_written(step)))
@@ -356,9 +356,9 @@ def _layouts(
     return {name: value for name, value in found if isinstance(value, ChannelLayout)}
 
 
-def _reads_literals(step: Step) -> bool:
+def _reads_literals(step: NodeCall) -> bool:
     """Whether a step reads sizes that may be written in the file."""
-    if not isinstance(step.inputs[0], Value):
+    if not isinstance(step.inputs[0], ValueRef):
         return False
     attributes = any(
         isinstance(value, list | tuple) and any(isinstance(v, Literal) for v in value)

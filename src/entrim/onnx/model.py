@@ -7,31 +7,31 @@ from typing import Any
 from torch import Tensor, nn
 
 from entrim.errors import OnnxError
-from entrim.onnx.operators import Call, Channels, run
+from entrim.onnx.operators import Channels, NodeInputs, run
 from entrim.onnx.sizes import Place, Size
 from entrim.onnx.source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ValueRef:
     """An input that an earlier node computes, or an input of the network."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorRef:
     """An input that is a parameter or buffer of the module of the node."""
 
     name: str
 
 
-Reference = Value | Stored | Size | None
+Reference = ValueRef | TensorRef | Size | None
 """Where a node finds an input; a size is the constant itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Step:
+class NodeCall:
     """One node of the file."""
 
     label: str
@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TensorSource:
     """Where the file contains a tensor of the module: an input of a node, and its layout there."""
 
     node: int
@@ -65,8 +65,8 @@ class Nodes:
     opset: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    steps: tuple[Step, ...]
-    origins: Mapping[str, Origin]
+    steps: tuple[NodeCall, ...]
+    origins: Mapping[str, TensorSource]
     """Parameter or buffer -> its place in the file."""
     modules: Mapping[str, int]
     """Submodule -> its node in the file."""
@@ -137,14 +137,14 @@ class OnnxModel(nn.Module):
 def execute(
     model: nn.Module,
     opset: int,
-    step: Step,
+    step: NodeCall,
     values: Mapping[str, Any],
     edits: MutableMapping[Place, int] | None = None,
 ) -> Sequence[Any]:
     """Return the outputs of one node."""
     module = None if step.module is None else model.get_submodule(step.module)
     inputs = [_resolve(reference, values, module) for reference in step.inputs]
-    call = Call(
+    call = NodeInputs(
         label=step.label,
         inputs=inputs,
         attributes=step.attributes,
@@ -160,18 +160,18 @@ def execute(
 
 
 def _resolve(reference: Reference, values: Mapping[str, Any], module: nn.Module | None) -> Any:
-    if isinstance(reference, Value):
+    if isinstance(reference, ValueRef):
         return values[reference.name]
-    if isinstance(reference, Stored):
+    if isinstance(reference, TensorRef):
         return getattr(module, reference.name)
     return reference
 
 
-def mark_last_uses(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
+def mark_last_uses(steps: Sequence[NodeCall], outputs: Sequence[str]) -> tuple[NodeCall, ...]:
     """Return the steps with the values that each of them reads last."""
     needed, marked = set(outputs), []
     for step in reversed(steps):
-        read = {reference.name for reference in step.inputs if isinstance(reference, Value)}
+        read = {reference.name for reference in step.inputs if isinstance(reference, ValueRef)}
         dead = (read | set(step.outputs)) - needed
         needed |= read
         marked.append(replace(step, last_use=tuple(sorted(dead))))

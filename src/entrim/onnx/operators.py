@@ -49,7 +49,7 @@ class Channels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class NodeInputs:
     """One node with the values of its inputs."""
 
     label: str
@@ -92,7 +92,7 @@ class Call:
             raise self.unsupported("with sizes that depend on the values of an image")
         return list(value.reshape(-1))
 
-    def follow(self, number: Any) -> Any:
+    def adapt(self, number: Any) -> Any:
         """Return a number of channels in the file, adapted to the current width."""
         if self.channels is None or not isinstance(number, Literal):
             return plain(number)
@@ -118,16 +118,16 @@ def operand(value: Any) -> Any:
     return torch.tensor(np.array(numbers(value)).reshape(value.shape))
 
 
-def _unary(function: Callable[[Tensor], Tensor]) -> Callable[[Call], Tensor]:
+def _unary(function: Callable[[Tensor], Tensor]) -> Callable[[NodeInputs], Tensor]:
     return lambda call: function(call.x)
 
 
-def _binary(function: Callable[[Any, Any], Tensor]) -> Callable[[Call], Tensor]:
+def _binary(function: Callable[[Any, Any], Tensor]) -> Callable[[NodeInputs], Tensor]:
     return lambda call: function(operand(call.inputs[0]), operand(call.inputs[1]))
 
 
-def _variadic(function: Callable[[Any, Any], Tensor]) -> Callable[[Call], Tensor]:
-    def apply(call: Call) -> Tensor:
+def _variadic(function: Callable[[Any, Any], Tensor]) -> Callable[[NodeInputs], Tensor]:
+    def apply(call: NodeInputs) -> Tensor:
         first, *others = map(operand, call.inputs)
         for other in others:
             first = function(first, other)
@@ -160,34 +160,34 @@ def _pow(a: Any, b: Any) -> Tensor:
     return a * a if b == 2 and not isinstance(b, Tensor) else torch.pow(a, b)
 
 
-def _clip(call: Call) -> Tensor:
+def _clip(call: NodeInputs) -> Tensor:
     low, high = call.scalar(1, "min"), call.scalar(2, "max")
     if low is None and high is None:
         return call.x
     return torch.clamp(call.x, low, high)
 
 
-def _hard_sigmoid(call: Call) -> Tensor:
+def _hard_sigmoid(call: NodeInputs) -> Tensor:
     alpha, beta = call.attributes.get("alpha", 0.2), call.attributes.get("beta", 0.5)
     return torch.clamp(call.x * alpha + beta, 0, 1)
 
 
-def _prelu(call: Call) -> Tensor:
+def _prelu(call: NodeInputs) -> Tensor:
     if isinstance(call.module, nn.PReLU):
         return call.module(call.x)
     slope = operand(call.inputs[1])
     return torch.clamp(call.x, min=0) + slope * torch.clamp(call.x, max=0)
 
 
-def _gelu(call: Call) -> Tensor:
+def _gelu(call: NodeInputs) -> Tensor:
     return F.gelu(call.x, approximate=call.attributes.get("approximate", "none"))
 
 
-def _where(call: Call) -> Tensor:
+def _where(call: NodeInputs) -> Tensor:
     return torch.where(*map(operand, call.inputs))
 
 
-def _cast(call: Call) -> Tensor:
+def _cast(call: NodeInputs) -> Tensor:
     """Cast; between floating-point types nothing changes, because a module has one precision."""
     kind = call.attributes["to"]
     if kind in _FLOATS:
@@ -197,14 +197,14 @@ def _cast(call: Call) -> Tensor:
     return call.x.to(_DTYPES[kind])
 
 
-def _cast_like(call: Call) -> Any:
+def _cast_like(call: NodeInputs) -> Any:
     x, other = call.inputs
     if not isinstance(x, Tensor) or not isinstance(other, Tensor):
         return x
     return x if other.is_floating_point() == x.is_floating_point() else x.to(other.dtype)
 
 
-def padding(call: Call, kernel: Sequence[int]) -> list[tuple[int, int]]:
+def padding(call: NodeInputs, kernel: Sequence[int]) -> list[tuple[int, int]]:
     """Return the padding before and after each spatial dimension."""
     rank, attributes = len(kernel), call.attributes
     mode = attributes.get("auto_pad", "NOTSET")
@@ -233,7 +233,7 @@ def _pad_sides(x: Tensor, sides: Sequence[tuple[int, int]], value: float = 0.0) 
     return F.pad(x, flat, value=value) if any(flat) else x
 
 
-def _conv(call: Call) -> Tensor:
+def _conv(call: NodeInputs) -> Tensor:
     weight, x = call.inputs[1], call.x
     kernel = weight.shape[2:]
     if not is_symmetric(call.attributes):
@@ -254,7 +254,7 @@ def _conv(call: Call) -> Tensor:
     )
 
 
-def _conv_transpose(call: Call) -> Tensor:
+def _conv_transpose(call: NodeInputs) -> Tensor:
     if call.module is None or isinstance(call.module, Constants):
         raise call.unsupported("with a computed weight or an automatic padding")
     y = call.module(call.x)
@@ -267,7 +267,7 @@ def _conv_transpose(call: Call) -> Tensor:
     return y
 
 
-def _gemm(call: Call) -> Tensor:
+def _gemm(call: NodeInputs) -> Tensor:
     if isinstance(call.module, nn.Linear):
         return call.module(call.x)
     a, b = call.x, operand(call.inputs[1])
@@ -278,20 +278,20 @@ def _gemm(call: Call) -> Tensor:
     return y if c is None else y + call.attributes.get("beta", 1.0) * c
 
 
-def _matmul(call: Call) -> Tensor:
+def _matmul(call: NodeInputs) -> Tensor:
     if isinstance(call.module, nn.Linear):
         return call.module(call.x)
     return torch.matmul(call.inputs[0], call.inputs[1])
 
 
-def _layer(call: Call) -> Tensor:
+def _layer(call: NodeInputs) -> Tensor:
     """Run a normalization, which is always a module."""
     if call.module is None or isinstance(call.module, Constants):
         raise call.unsupported("with computed parameters, or in training mode")
     return call.module(call.x)
 
 
-def _max_pool(call: Call) -> Tensor:
+def _max_pool(call: NodeInputs) -> Tensor:
     kernel = call.attributes["kernel_shape"]
     sides, x = padding(call, kernel), call.x
     even = all(
@@ -311,7 +311,7 @@ def _max_pool(call: Call) -> Tensor:
     )
 
 
-def _average_pool(call: Call) -> Tensor:
+def _average_pool(call: NodeInputs) -> Tensor:
     kernel = call.attributes["kernel_shape"]
     counted = bool(call.attributes.get("count_include_pad", 0))
     sides, x = padding(call, kernel), call.x
@@ -332,12 +332,12 @@ def _average_pool(call: Call) -> Tensor:
     )
 
 
-def _global_pool(function: Callable[..., Tensor]) -> Callable[[Call], Tensor]:
+def _global_pool(function: Callable[..., Tensor]) -> Callable[[NodeInputs], Tensor]:
     return lambda call: function(call.x, tuple(range(2, call.x.dim())), keepdim=True)
 
 
-def _reduction(function: Callable[..., Tensor]) -> Callable[[Call], Tensor]:
-    def reduce(call: Call) -> Tensor:
+def _reduction(function: Callable[..., Tensor]) -> Callable[[NodeInputs], Tensor]:
+    def reduce(call: NodeInputs) -> Tensor:
         axes = call.list(1, "axes")
         if not axes and call.attributes.get("noop_with_empty_axes", 0):
             return call.x
@@ -353,8 +353,8 @@ def _product(x: Tensor, dims: Sequence[int], keep: bool) -> Tensor:
     return x
 
 
-def _softmax(function: Callable[..., Tensor]) -> Callable[[Call], Tensor]:
-    def apply(call: Call) -> Tensor:
+def _softmax(function: Callable[..., Tensor]) -> Callable[[NodeInputs], Tensor]:
+    def apply(call: NodeInputs) -> Tensor:
         axis = call.attributes.get("axis", -1 if call.opset >= 13 else 1)
         last = axis % call.x.dim() == call.x.dim() - 1
         if call.opset >= 13 or last:
@@ -365,13 +365,13 @@ def _softmax(function: Callable[..., Tensor]) -> Callable[[Call], Tensor]:
     return apply
 
 
-def _arg(function: Callable[..., Tensor]) -> Callable[[Call], Tensor]:
+def _arg(function: Callable[..., Tensor]) -> Callable[[NodeInputs], Tensor]:
     return lambda call: function(
         call.x, call.attributes.get("axis", 0), bool(call.attributes.get("keepdims", 1))
     )
 
 
-def _concat(call: Call) -> Tensor:
+def _concat(call: NodeInputs) -> Tensor:
     first = next(value for value in call.inputs if isinstance(value, Tensor))
     tensors = [
         value
@@ -382,34 +382,34 @@ def _concat(call: Call) -> Tensor:
     return torch.cat(tensors, call.attributes["axis"])
 
 
-def _split(call: Call) -> Any:
+def _split(call: NodeInputs) -> Any:
     axis = call.attributes.get("axis", 0) % call.x.dim()
     sizes, total = call.list(1, "split"), call.x.shape[axis]
     if sizes is None:
         size = -(-total // call.outputs)
         return torch.split(call.x, size, axis)
     if call.channels is not None and call.channels.axis == axis:
-        return torch.split(call.x, [call.follow(size) for size in sizes], axis)
+        return torch.split(call.x, [call.adapt(size) for size in sizes], axis)
     return torch.split(call.x, [plain(size) for size in sizes], axis)
 
 
-def _split_to_sequence(call: Call) -> Any:
+def _split_to_sequence(call: NodeInputs) -> Any:
     if not call.attributes.get("keepdims", 1):
         raise call.unsupported("without keepdims")
     axis, size = call.attributes.get("axis", 0) % call.x.dim(), call.get(1)
     sizes = [1] if size is None else list(size.reshape(-1))
     if call.channels is not None and call.channels.axis == axis:
-        sizes = [call.follow(size) for size in sizes]
+        sizes = [call.adapt(size) for size in sizes]
     sizes = [plain(size) for size in sizes]
     one = size is None or size.ndim == 0
     return ((torch.split(call.x, sizes[0] if one else sizes, axis)),)
 
 
-def _sequence_at(call: Call) -> Tensor:
+def _sequence_at(call: NodeInputs) -> Tensor:
     return call.inputs[0][plain(call.inputs[1].reshape(-1)[0])]
 
 
-def _slice(call: Call) -> Tensor:
+def _slice(call: NodeInputs) -> Tensor:
     if any(isinstance(value, Tensor) for value in call.inputs[1:]):
         raise call.unsupported("with limits that depend on the values of an image")
     x = call.x
@@ -424,20 +424,20 @@ def _slice(call: Call) -> Tensor:
             continue
         if call.channels is not None and call.channels.axis == axis:
             inside = [abs(plain(edge)) <= call.channels.size for edge in (start, end)]
-            first = call.follow(start) if inside[0] else first
-            last = call.follow(end) if inside[1] else last
+            first = call.adapt(start) if inside[0] else first
+            last = call.adapt(end) if inside[1] else last
         index: list[slice] = [slice(None)] * x.dim()
         index[axis] = slice(first, None if last >= 2**31 - 1 else last, plain(step))
         x = x[tuple(index)]
     return x
 
 
-def _target(call: Call, sizes: Sequence[Any]) -> list[Any]:
+def _target(call: NodeInputs, sizes: Sequence[Any]) -> list[Any]:
     """Return the target sizes of a reshape or expansion, for the current width and batch."""
     found = []
     for position, size in enumerate(sizes):
         if call.channels is not None and position == call.channels.result_axis and size > 0:
-            found.append(call.follow(size))
+            found.append(call.adapt(size))
         elif position == 0 and isinstance(size, Literal) and size == call.batch:
             found.append(call.x.shape[0])
         else:
@@ -445,7 +445,7 @@ def _target(call: Call, sizes: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _reshape(call: Call) -> Tensor:
+def _reshape(call: NodeInputs) -> Tensor:
     sizes = call.list(1, "shape")
     assert sizes is not None
     target = _target(call, sizes)
@@ -454,7 +454,7 @@ def _reshape(call: Call) -> Tensor:
     return call.x.reshape(target)
 
 
-def _expand(call: Call) -> Tensor:
+def _expand(call: NodeInputs) -> Tensor:
     sizes = call.list(1, "shape")
     assert sizes is not None
     target, x = _target(call, sizes), call.x
@@ -463,7 +463,7 @@ def _expand(call: Call) -> Tensor:
     return x.expand([a if b == 1 else b for a, b in zip(shape, target, strict=True)])
 
 
-def _flatten(call: Call) -> Tensor:
+def _flatten(call: NodeInputs) -> Tensor:
     axis = call.attributes.get("axis", 1)
     axis = axis % call.x.dim() if axis < 0 else axis
     if axis == 1:
@@ -473,13 +473,13 @@ def _flatten(call: Call) -> Tensor:
     return call.x.flatten(axis).flatten(0, axis - 1)
 
 
-def _squeeze(call: Call) -> Tensor:
+def _squeeze(call: NodeInputs) -> Tensor:
     axes = call.list(1, "axes")
     dims = [d for d, size in enumerate(call.x.shape) if size == 1] if axes is None else axes
     return torch.squeeze(call.x, tuple(int(d) for d in dims))
 
 
-def _unsqueeze(call: Call) -> Tensor:
+def _unsqueeze(call: NodeInputs) -> Tensor:
     axes, x = call.list(1, "axes"), call.x
     assert axes is not None
     rank = x.dim() + len(axes)
@@ -488,12 +488,12 @@ def _unsqueeze(call: Call) -> Tensor:
     return x
 
 
-def _transpose(call: Call) -> Tensor:
+def _transpose(call: NodeInputs) -> Tensor:
     perm = call.attributes.get("perm", list(range(call.x.dim()))[::-1])
     return call.x.permute(perm)
 
 
-def _gather(call: Call) -> Any:
+def _gather(call: NodeInputs) -> Any:
     axis, index = call.attributes.get("axis", 0), call.inputs[1]
     x = operand(call.inputs[0])
     if isinstance(index, Tensor):
@@ -510,7 +510,7 @@ def _gather(call: Call) -> Any:
     return picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
-def _pad(call: Call) -> Tensor:
+def _pad(call: NodeInputs) -> Tensor:
     pads, mode = call.list(1, "pads"), call.attributes.get("mode", "constant")
     assert pads is not None
     value = call.scalar(2, "value", 0.0)
@@ -533,13 +533,13 @@ def _pad(call: Call) -> Tensor:
     return F.pad(call.x, flat, mode=names[mode])
 
 
-def _tile(call: Call) -> Tensor:
+def _tile(call: NodeInputs) -> Tensor:
     repeats = call.list(1, "repeats")
     assert repeats is not None
     return call.x.repeat([plain(count) for count in repeats])
 
 
-def _resize(call: Call) -> Tensor:
+def _resize(call: NodeInputs) -> Tensor:
     old = call.opset < 11
     scales, sizes = call.get(1 if old else 2), None if old else call.get(3)
     if scales is None and sizes is None:
@@ -562,13 +562,13 @@ def _resize(call: Call) -> Tensor:
     return F.interpolate(call.x, mode=names.get(mode, (mode,) * 3)[rank - 1], **options)
 
 
-def _coordinates(call: Call, old: bool) -> str:
+def _coordinates(call: NodeInputs, old: bool) -> str:
     return call.attributes.get(
         "coordinate_transformation_mode", "asymmetric" if old else "half_pixel"
     )
 
 
-def _interpolation(call: Call, factors: Sequence[float], old: bool) -> str:
+def _interpolation(call: NodeInputs, factors: Sequence[float], old: bool) -> str:
     """Return the mode of a Resize; refuse those that PyTorch does not have."""
     mode, coordinates = call.attributes.get("mode", "nearest"), _coordinates(call, old)
     if mode == "nearest":
@@ -591,7 +591,7 @@ def _interpolation(call: Call, factors: Sequence[float], old: bool) -> str:
     return mode
 
 
-def _depth_to_space(call: Call) -> Tensor:
+def _depth_to_space(call: NodeInputs) -> Tensor:
     block = call.attributes["blocksize"]
     if call.attributes.get("mode", "DCR") == "CRD":
         return F.pixel_shuffle(call.x, block)
@@ -600,18 +600,18 @@ def _depth_to_space(call: Call) -> Tensor:
     return y.reshape(n, c // block**2, h * block, w * block)
 
 
-def _space_to_depth(call: Call) -> Tensor:
+def _space_to_depth(call: NodeInputs) -> Tensor:
     block = call.attributes["blocksize"]
     n, c, h, w = call.x.shape
     y = call.x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
     return y.reshape(n, c * block**2, h // block, w // block)
 
 
-def _einsum(call: Call) -> Tensor:
+def _einsum(call: NodeInputs) -> Tensor:
     return torch.einsum(call.attributes["equation"], *map(operand, call.inputs))
 
 
-def _top_k(call: Call) -> Any:
+def _top_k(call: NodeInputs) -> Any:
     count = call.list(1, "k")
     assert count is not None
     return torch.topk(
@@ -623,12 +623,12 @@ def _top_k(call: Call) -> Any:
     )
 
 
-def _lp_normalization(call: Call) -> Tensor:
+def _lp_normalization(call: NodeInputs) -> Tensor:
     axis, p = call.attributes.get("axis", -1), call.attributes.get("p", 2)
     return call.x / torch.linalg.vector_norm(call.x, p, axis, keepdim=True)
 
 
-def _lrn(call: Call) -> Tensor:
+def _lrn(call: NodeInputs) -> Tensor:
     attributes = call.attributes
     return F.local_response_norm(
         call.x,
@@ -639,16 +639,16 @@ def _lrn(call: Call) -> Tensor:
     )
 
 
-def _shape(call: Call) -> Size:
+def _shape(call: NodeInputs) -> Size:
     first, last = call.attributes.get("start", 0), call.attributes.get("end")
     return as_size(list(call.x.shape)[first:last])
 
 
-def _size(call: Call) -> Size:
+def _size(call: NodeInputs) -> Size:
     return as_size([call.x.numel()]).reshape(())
 
 
-Operator = Callable[[Call], Any]
+Operator = Callable[[NodeInputs], Any]
 OPERATORS: dict[str, Operator] = {
     **{
         name: _unary(function)
@@ -789,7 +789,7 @@ COUNTED = ("Reshape", "Expand", "Split", "SplitToSequence", "Slice")
 """Operators whose sizes may contain channel counts."""
 
 
-def run(op_type: str, call: Call) -> Any:
+def run(op_type: str, call: NodeInputs) -> Any:
     """Return the result of an operator: on tensors, or on sizes if no input is a tensor."""
     if any(isinstance(value, Tensor | tuple) for value in call.inputs):
         operator = OPERATORS.get(op_type)

@@ -117,15 +117,15 @@ def _shapes(given: Sequence[Any], shape: Sequence[int] | None) -> Iterator[list[
 
 def random_inputs(shapes: Sequence[Sequence[int]], types: Sequence[str]) -> tuple[Tensor, ...]:
     """Return random inputs of these shapes and types, always the same ones."""
-    return tuple(_random(shape, kind) for shape, kind in zip(shapes, types, strict=True))
+    return tuple(_random(shape, dtype) for shape, dtype in zip(shapes, types, strict=True))
 
 
-def _random(shape: Sequence[int], kind: str) -> Tensor:
-    if kind not in _TYPES:
-        raise OnnxError(f"an input has the type {kind}: export the network with float inputs")
+def _random(shape: Sequence[int], dtype: str) -> Tensor:
+    if dtype not in _TYPES:
+        raise OnnxError(f"an input has the type {dtype}: export the network with float inputs")
     if int(np.prod(shape, dtype=object)) > MAX_INPUT:
         raise OnnxError(f"the input has the shape {list(shape)}: pass a smaller input_shape")
     generator = np.random.default_rng(0)
-    if np.dtype(_TYPES[kind]).kind in "iu":
-        return torch.from_numpy(generator.integers(0, 256, shape).astype(_TYPES[kind]))
-    return torch.from_numpy(generator.standard_normal(shape).astype(_TYPES[kind]))
+    if np.dtype(_TYPES[dtype]).kind in "iu":
+        return torch.from_numpy(generator.integers(0, 256, shape).astype(_TYPES[dtype]))
+    return torch.from_numpy(generator.standard_normal(shape).astype(_TYPES[dtype]))

@@ -137,11 +137,11 @@ def _cast(given: Sequence[Any], attributes: Attributes) -> Size:
     kind = attributes.get("to")
     convert: Any = {1: float, 10: float, 11: float, 16: float, 9: bool}.get(kind or 7)
     if convert is None:
-        convert = _whole
+        convert = _to_int
     return _array(np.frompyfunc(convert, 1, 1)(given[0]))
 
 
-def _whole(value: Any) -> Any:
+def _to_int(value: Any) -> Any:
     return int(value) if isinstance(value, float | bool) else value
 
 

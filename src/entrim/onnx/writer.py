@@ -12,7 +12,7 @@ from torch import nn
 
 from entrim.errors import OnnxError, SaveError
 from entrim.graph.eager import copy_without_hooks, neutral_context
-from entrim.onnx.edits import Wanted, edit_constants
+from entrim.onnx.edits import Targets, edit_constants
 from entrim.onnx.folding import Folded, fold_constants
 from entrim.onnx.importer import TOLERANCE
 from entrim.onnx.model import OnnxModel
@@ -105,20 +105,20 @@ def edit(proto: Any, model: OnnxModel) -> None:
     onnx, _ = require_packages()
     valid = _is_valid(onnx, proto)
     folded = fold_constants(proto)
-    wanted = _weights(proto.graph, model, folded)
+    target = _weights(proto.graph, model, folded)
     counts: dict[Place, int] = {}
     with torch.no_grad():
-        model.compute(_example(model), edits=counts)
+        model.compute(_random_inputs(model), edits=counts)
     for (node, number, position), count in counts.items():
         if number < 0:
             _edit_attribute(proto.graph.node[node], _ATTRIBUTES[number], position, count)
             continue
-        array = wanted.get((node, number), folded.arrays[proto.graph.node[node].input[number]])
+        array = target.get((node, number), folded.arrays[proto.graph.node[node].input[number]])
         if array.reshape(-1)[position] != count:
             array = array.copy()
             array.reshape(-1)[position] = count
-            wanted[node, number] = array
-    edit_constants(proto, folded, wanted)
+            target[node, number] = array
+    edit_constants(proto, folded, target)
     _edit_counts(proto.graph, model)
     _infer_shapes(onnx, proto)
     if valid and not _is_valid(onnx, proto):
@@ -128,16 +128,16 @@ def edit(proto: Any, model: OnnxModel) -> None:
         )
 
 
-def _example(model: OnnxModel) -> tuple[torch.Tensor, ...]:
+def _random_inputs(model: OnnxModel) -> tuple[torch.Tensor, ...]:
     """Return random inputs of the shapes and types of the import."""
     return random_inputs(model.nodes.shapes, model.nodes.types)
 
 
-def _weights(graph: Any, model: OnnxModel, folded: Folded) -> Wanted:
+def _weights(graph: Any, model: OnnxModel, folded: Folded) -> Targets:
     """Return the new value of every constant input that differs from the file."""
     tensors = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
-    wanted: Wanted = {}
+    target: Targets = {}
     for name, origin in model.nodes.origins.items():
         old = folded.arrays[graph.node[origin.node].input[origin.number]]
         new = tensors[name].detach()
@@ -146,8 +146,8 @@ def _weights(graph: Any, model: OnnxModel, folded: Folded) -> Wanted:
         if origin.layout == "vector":
             array = array.reshape([array.size if size == old.size else size for size in old.shape])
         if array.shape != old.shape or not np.array_equal(array, old):
-            wanted[origin.node, origin.number] = np.ascontiguousarray(array)
-    return wanted
+            target[origin.node, origin.number] = np.ascontiguousarray(array)
+    return target
 
 
 def _edit_attribute(node: Any, name: str, position: int, value: int) -> None:
@@ -190,7 +190,7 @@ def _is_valid(onnx: Any, proto: Any) -> bool:
 
 def _compare(content: bytes, model: OnnxModel, what: str) -> float:
     """Return the relative difference of the file from the module; refuse a large one."""
-    inputs = _example(model)
+    inputs = _random_inputs(model)
     with torch.no_grad():
         found: Any = model.compute([x.clone() for x in inputs])
     expected: Sequence[torch.Tensor] = found if isinstance(found, tuple) else (found,)

@@ -12,7 +12,7 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[cli,compare,export,search,spartan]" --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[cli,compare,export,onnx,search,spartan]" --group dev
 	touch $(READY)
 
 demo: $(READY) ## train a small CNN on the digits of scikit-learn, prune it without labels, print a table

@@ -25,6 +25,7 @@ PAGES = {
         "how-to/labels",
         "how-to/report",
         "how-to/export",
+        "how-to/onnx",
         "command-line",
         "how-to/solver",
         "how-to/extend",
@@ -46,6 +47,7 @@ PAGES = {
         "reference/spartan",
         "reference/report",
         "reference/export",
+        "reference/onnx",
         "reference/errors",
     ],
     "Experiments": [

@@ -64,6 +64,10 @@ class ExportError(EntrimError, RuntimeError):
     """A network cannot be exported, or its exported outputs differ."""
 
 
+class OnnxError(EntrimError, ValueError):
+    """An ONNX file is damaged, or contains something that entrim cannot import or write."""
+
+
 class CheckpointError(EntrimError, ValueError):
     """A checkpoint is damaged, or belongs to another run."""
 

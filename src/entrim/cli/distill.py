@@ -23,6 +23,7 @@ from entrim.cli.run_dir import (
     require_run,
     reserve,
     result_summary,
+    write_onnx,
     write_report,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
@@ -130,6 +131,7 @@ def run(args: Namespace) -> int:
         images, metric = read_images(args, model), optional_metric(args, model)
         better = add_scores(_distill(args, pruned, images, distillation, checkpoints), metric)
         better.save(place)
+        write_onnx(better, place)
         page = write_report(place, args, source=Path(args.folder))
         checkpoints.remove()
     if args.json:

@@ -1,4 +1,4 @@
-"""Networks from `package.module:factory`, `path.py:factory` or a .pt2 file, with weights."""
+"""Networks from `package.module:factory`, `path.py:factory`, a .pt2 or an .onnx file."""
 
 import importlib
 import importlib.util
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
+from entrim import onnx
 from entrim.errors import CommandError
 from entrim.export.parity import silence_exporter
 
@@ -77,7 +78,8 @@ def _check_training(graph: fx.Graph, file: Path) -> None:
 
 _BEGINNINGS = (b"PK\x03\x04", b"\x80")
 """First bytes of files that torch.save writes: an archive, formerly a pickle."""
-MODEL = "package.module:factory or path.py:factory, a function that returns the network; or a .pt2"
+MODEL = "package.module:factory or path.py:factory, a function that returns the network; "
+MODEL += "or a .pt2 or .onnx file"
 
 
 def add_model(parser: ArgumentParser) -> None:
@@ -97,6 +99,8 @@ def read_model(where: str, weights: str | None) -> nn.Module:
     _check_temporary_folder()
     if where.endswith(".pt2"):
         model = read_program(Path(where))
+    elif where.endswith(".onnx"):
+        model = onnx.load(where)
     else:
         model = _build(read_object(where, "network", "factory"), where)
     if weights is not None:

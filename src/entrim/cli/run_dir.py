@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from entrim import onnx
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.report.page import write
 from entrim.report.report_data import COMMAND, commands_in
@@ -19,6 +20,8 @@ from entrim.storage.model_folder import CHECKPOINT, MANIFEST, is_free, read_mani
 
 IMAGE_OPTIONS = ("resize", "channels", "mean", "std", "scale")
 """How image files are converted."""
+ONNX = "pruned.onnx"
+"""The pruned network of a run whose MODEL is an .onnx file."""
 LOGS = "search-*.log"
 """The storage files of a search."""
 _STRINGS, _NUMBERS = ("model", "weights", "images", "key"), ("channels", "scale")
@@ -154,12 +157,21 @@ def write_report(place: Path, args: Namespace, source: Path | None = None) -> Pa
     return write(place)
 
 
+def write_onnx(result: SparsifyResult, place: Path) -> None:
+    """Write the pruned network as ONNX too, if MODEL is an ONNX file; remove an earlier one."""
+    if isinstance(result.model, onnx.OnnxModel):
+        onnx.save(result, place / ONNX)
+    else:
+        (place / ONNX).unlink(missing_ok=True)
+
+
 def result_summary(result: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:
     """Return the result of a run for JSON output."""
     record = result.record
     return {
         "folder": str(place),
         "report": str(page),
+        "onnx": str(place / ONNX) if (place / ONNX).exists() else None,
         "before": asdict(record.before),
         "after": asdict(record.after),
         "score": None if record.score is None else asdict(record.score),

@@ -43,6 +43,7 @@ from entrim.cli.run_dir import (
     is_same_command,
     reserve,
     result_summary,
+    write_onnx,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import Budget, Calibration, Distillation, Target, Widths
@@ -69,6 +70,7 @@ examples:
   entrim sparsify nets.py:ResNet20 --weights r20.pt --images x.npy --macs 33% --recover --out small
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --exclude features.0 \\
       --out small
+  entrim sparsify detector.onnx --images photos/ --resize 640,640 --macs 50% --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
 _LIMITS = ("params", "macs", "bytes", "latency", "max_error", "agreement")
 _STRENGTHS = ("eps_w", "eps_l2", "eps", "preset")
@@ -377,6 +379,7 @@ def _save(
         COMMAND: checkpoints.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
     }
     small.save(place)
+    write_onnx(small, place)
     for name, file in aside.items():
         file.replace(place / name)
     for store in stores:

@@ -7,6 +7,7 @@ BENCHMARKS = {
     "sparsify": "accuracy without training, and its cost",
     "allocation": "methods to choose the widths under a budget",
     "trust": "coverage of the figures on hold-out images",
+    "depth": "removal of entire residual blocks under a budget",
     "candidates": "measures of the sensitivity to pruning",
     "timing": "seconds of full runs, and latencies",
     "scale": "forward passes, memory and accuracy of budgeted runs",
@@ -20,5 +21,14 @@ BENCHMARKS = {
     "paper": "plots of the paper's tables, from their records",
 }
 """What each module measures."""
-IN_PARTS = ("sparsify", "allocation", "candidates", "distill", "accuracy", "scale", "trust")
+IN_PARTS = (
+    "sparsify",
+    "allocation",
+    "candidates",
+    "distill",
+    "accuracy",
+    "scale",
+    "trust",
+    "depth",
+)
 """Modules whose `main` takes networks or parts to measure; none means all."""

@@ -93,6 +93,8 @@ class Budget:
         Further costs, `{"energy": (cost, limit)}` with a `Cost` and its upper limit.
     round_to : int, default 1
         Widths are multiples of this number.
+    depth : bool, default False
+        Whether entire residual blocks may be removed, besides channels.
 
     Raises
     ------
@@ -115,6 +117,7 @@ class Budget:
     confidence: Number = 0.95
     costs: Mapping[str, tuple[Cost, float]] = field(default_factory=dict)
     round_to: int = 1
+    depth: bool = False
 
     def __post_init__(self) -> None:
         if not self.sizes and not self.costs and self.latency is None and not self.needs_holdout:
@@ -152,6 +155,7 @@ class Budget:
                     f"a number, under a name other than {', '.join(SIZES)}; got {pair!r}"
                 )
         _check_count("round_to", self.round_to)
+        _check_choice("depth", self.depth, (True, False))
 
     @property
     def needs_holdout(self) -> bool:

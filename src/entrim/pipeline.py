@@ -5,7 +5,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -21,11 +21,13 @@ from torch.utils import _pytree as pytree
 from entrim.allocation.allocate import (
     AllocationPoint,
     AllocationProblem,
+    RemovableBlock,
     SelectedPoint,
     SensitivityCurve,
     select_point,
 )
 from entrim.allocation.costs import Costs
+from entrim.allocation.latency import OperationTimes, with_latency
 from entrim.allocation.sensitivity import (
     NARROW,
     SensitivityAnalyzer,
@@ -69,6 +71,7 @@ from entrim.graph.eager import (
     samples,
     unwrap,
 )
+from entrim.graph.residual_blocks import ResidualBlock, tensors_in
 from entrim.metrics import (
     MIRROR_ERROR,
     AgreementBound,
@@ -84,7 +87,7 @@ from entrim.planning.estimate import Rates, RunEstimate, stage_estimates
 from entrim.planning.workload import Workload
 from entrim.reconstruction.layer import LayerFit, LayerUpdate
 from entrim.reconstruction.mirror import add_mirrored
-from entrim.reconstruction.sequential import reconstruct, removed_from
+from entrim.reconstruction.sequential import reconstruct, removed_blocks, removed_from
 from entrim.records import Estimate, Guarantee, Holdout, LayerRecord, Record
 from entrim.results import (
     VERSIONS,
@@ -138,9 +141,11 @@ USUAL_SHARE = 0.6
 """Share of the channels that is kept if the target does not determine it."""
 NETWORK_COPIES, SOLVE_COPIES = 4, 4
 """Copies of the network, in part in double precision, and of the largest Gram matrix in a solve."""
+TIMED_SHARE = 0.25
+"""Share of the channels in the narrow network that is timed for the estimate of the latency."""
 REPEATS = 15
 """Number of runs whose median is the latency of a point."""
-TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit, AgreementBound)
+TYPES = (ChannelSelection, Part, LayerUpdate, LayerFit, AgreementBound, OperationTimes)
 """Dataclasses in checkpoints."""
 
 
@@ -314,7 +319,7 @@ class Pruner:
                 selection = self.select(target)
                 stability = self._bootstrap(target, selection)
                 pruned = self.apply(selection)
-                if not pruned.plan.kept:
+                if not pruned.plan.kept and not pruned.plan.removed_blocks:
                     self._warn_nothing_pruned(target, selection)
                 return self._result(target, selection, stability, pruned)
 
@@ -530,6 +535,25 @@ class Pruner:
         return Costs.of(self.model, self.graph, forward.programs[0], macs, batch)
 
     @cached_property
+    def timed_costs(self) -> Costs:
+        """The sizes of the network and its estimated latency as a function of its widths."""
+        widths = {
+            group.name: max(self.rankings[group.name].min_width, int(TIMED_SHARE * group.channels))
+            if group.name in self.rankings
+            else group.channels
+            for group in self.graph.groups
+        }
+        kept = {name: ranking.kept(widths[name]) for name, ranking in self.rankings.items()}
+
+        def measure_times() -> list[OperationTimes]:
+            small = prune(self.model, Plan(kept), self.example_inputs, graph=self.graph).model
+            return [OperationTimes.of(m, self.example_inputs) for m in (self.model, small)]
+
+        with self.progress.stage("allocate"):
+            times = self.checkpoints.get_or_compute("seconds of all operations", measure_times)
+        return with_latency(self.costs, self.graph, times[0], times[1], widths)
+
+    @cached_property
     def analyzer(self) -> SensitivityAnalyzer:
         """Measures how much pruned groups change the outputs, on some of the images."""
         forward, names = self.statistics.forward, self.rankings
@@ -571,13 +595,56 @@ class Pruner:
                 report(name, detail, _ranked_keys(name)[1])
         return {name: found[name] for name in rankings}
 
+    @cached_property
+    def removable_blocks(self) -> dict[str, RemovableBlock]:
+        """The residual blocks whose inner groups are all ranked, and their sensitivity.
+
+        It is measured after the reconstruction of the network without this block, because other
+        layers compensate for much of it.
+        """
+        blocks, found = self._blocks_within(self.rankings), {}
+        report = self._steps("sensitivity", self._removal_work(blocks))
+        with self.progress.stage("sensitivity"):
+            for block in blocks:
+                key = f"divergence without {block.name}"
+                work = partial(self._divergence_without, block)
+                value = self.checkpoints.get_or_compute(key, work)
+                found[block.name] = RemovableBlock(block.groups, value)
+                report(block.name, f"divergence {value:.2g} without it", key)
+        return found
+
+    def _blocks_within(self, names: Collection[str]) -> list[ResidualBlock]:
+        """Return the residual blocks whose inner groups are all in `names`."""
+        return [b for b in self.graph.blocks if b.groups and set(b.groups) <= set(names)]
+
+    def _divergence_without(self, block: ResidualBlock) -> float:
+        """Return the divergence of the reconstructed network without `block`.
+
+        The weights are fitted on other batches than the analyzer measures on, if there are any:
+        in-sample, a removed block seems to cost almost nothing.
+        """
+        forward, measured = self.statistics.forward, len(self.analyzer.task.batches)
+        others = slice(measured, None) if measured < len(forward.batches) else slice(None)
+        fitting = replace(
+            forward, programs=forward.programs[others], batches=forward.batches[others]
+        )
+        nothing = ChannelSelection(kept=(), reason="removed")
+        tensors = reconstruct(
+            self.statistics,
+            dict.fromkeys(block.groups, nothing),
+            self.reconstruction,
+            forward=fitting,
+            collect=self._collect_consumers,
+        )
+        return self.analyzer.change(tensors).divergence
+
     # Steps
 
     def _allocate(self, budget: Budget | None, targets: Mapping[str, GroupTarget]) -> Selection:
         """Return the selection at the allocated widths."""
         rankings = self.rankings
         problem = AllocationProblem(
-            costs=self.costs,
+            costs=self.costs if budget is None or budget.latency is None else self.timed_costs,
             curves={
                 name: SensitivityCurve((ranking.group.channels,), (0.0,))
                 for name, ranking in rankings.items()
@@ -588,6 +655,8 @@ class Pruner:
             extra_costs={} if budget is None else {k: c for k, (c, _) in budget.costs.items()},
         )
         limits = {} if budget is None else budget.limits(problem.sizes)
+        blocks = self.removable_blocks if budget is not None and budget.depth else {}
+        problem = replace(problem, blocks=blocks)
         problem.check_feasible(limits)  # before the expensive part
         problem = replace(problem, curves=self.curves)
         if budget is not None and budget.agreement is not None and self._first_agreement is None:
@@ -604,7 +673,7 @@ class Pruner:
             )
             channels = self._selection_at(point.at, targets, point.reason)
             self._report_allocation(problem, point)
-        settled = {n: replace(targets[n], width=point.at.widths[n]) for n in channels}
+        settled = {n: replace(targets[n], width=len(c.kept)) for n, c in channels.items()}
         return Selection(channels, settled, point)
 
     def _report_allocation(self, problem: AllocationProblem, point: SelectedPoint) -> None:
@@ -672,13 +741,15 @@ class Pruner:
             name: f"selection in {name} at {point.widths[name]}"
             for name, ranking in self.rankings.items()
             if not isinstance(targets[name].selector, RankingSelector)
-            and point.widths[name] < ranking.group.channels
+            and 0 < point.widths[name] < ranking.group.channels
         }
         missing = [name for name, key in fresh.items() if not self.checkpoints.has(key)]
         self.collect(map(self.graph.group, missing))
         found = {}
         for name, ranking in self.rankings.items():
             width, why = point.widths[name], f"{name_of(targets[name].selector)}, {reason}"
+            if width == 0:
+                why = f"its residual block is removed, {reason}"
             if name in fresh:
                 target = replace(targets[name], width=width)
                 work = partial(self._select_in, ranking.group, target)
@@ -692,8 +763,12 @@ class Pruner:
         """Return the measured latency of a network with the widths of `point`."""
 
         def run() -> float:
-            kept = {name: r.kept(point.widths[name]) for name, r in self.rankings.items()}
-            small = prune(self.model, Plan(kept), self.example_inputs, graph=self.graph).model
+            widths = {name: point.widths[name] for name in self.rankings}
+            kept = {
+                name: self.rankings[name].kept(width) for name, width in widths.items() if width
+            }
+            plan = Plan(kept, removed_blocks=self.graph.emptied_blocks(widths))
+            small = prune(self.model, plan, self.example_inputs, graph=self.graph).model
             return measure(small, self.example_inputs, repeats=REPEATS).latency.median
 
         return self.checkpoints.get_or_compute(f"latency at {sorted(point.widths.items())}", run)
@@ -796,7 +871,11 @@ class Pruner:
         works = self._reconstruction_work({name: len(units) for name, units in kept.items()})
         finished = dict(zip(works, accumulate(work.total for work in works.values()), strict=True))
         every = max(finished.values(), default=0.0)
+        removed = removed_blocks(self.graph, selection)
+        absent = tensors_in(map(self.graph.block, removed))
         prefix = f"reconstruction on {sorted(kept.items())}: "
+        if removed:
+            prefix = f"reconstruction on {sorted(kept.items())} without {sorted(removed)}: "
 
         def cached(layer: str, run: Callable[[], LayerUpdate]) -> LayerUpdate:
             return self.checkpoints.get_or_compute(prefix + layer, run)
@@ -827,9 +906,13 @@ class Pruner:
             name = type(self.model).__name__
             self.progress.step("reconstruct", name, total, total, done, work=(every, every))
         original = self.statistics.forward.tensors
-        changed = {name: new for name, new in tensors.items() if new is not original[name]}
+        changed = {
+            name: new
+            for name, new in tensors.items()
+            if new is not original[name] and name not in absent
+        }
         weights = {name: part_of(new, indices.get(name, {})) for name, new in changed.items()}
-        return Plan(kept, weights)
+        return Plan(kept, weights, removed)
 
     def _bootstrap(self, target: Target | None, selection: Selection) -> dict[str, float]:
         """Return the mean overlap of every kept set with those of bootstrap samples."""
@@ -851,7 +934,7 @@ class Pruner:
         sample = self._statistics_on(images, generator.initial_seed())
         with sample.store, self.progress.muted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", CalibrationWarning)
-            groups = self.prunable_groups(targets)
+            groups = [g for g in self.prunable_groups(targets) if targets[g.name].width != 0]
             with self.progress.stage("collect"):
                 sample.collect(sample.consumers_of(*groups))
             with self.progress.stage("select"):
@@ -912,6 +995,12 @@ class Pruner:
             for layer, share in shares.items()
         }
 
+    def _removal_work(self, blocks: Sequence[ResidualBlock]) -> dict[str, Work]:
+        """Return the work of a reconstruction without each of `blocks`."""
+        full = {group.name: group.channels for group in self.graph.groups}
+        every = sum(self._reconstruction_work(full).values(), Work())
+        return {block.name: every for block in blocks}
+
     def _stage_work(
         self, target: Target | None, groups: Sequence[Group], targets: Mapping[str, GroupTarget]
     ) -> dict[str, Work]:
@@ -933,6 +1022,9 @@ class Pruner:
                 fractions = (*self.calibration.sensitivity_widths, 0.0)
                 measured = [round(fraction * group.channels) for fraction in fractions]
                 works["sensitivity"] += load.sensitivity(group, measured, images)
+            if target is not None and target.depth:
+                blocks = self._blocks_within([group.name for group in groups])
+                works["sensitivity"] += sum(self._removal_work(blocks).values(), none)
             latency = example * ((REPEATS + 4) * LATENCY_POINTS) + verify * LATENCY_POINTS
             works["allocate"] = (reconstruct + held) * _evaluated_points(target)
             if target is not None and target.latency is not None:
@@ -1100,6 +1192,7 @@ class Pruner:
             seed=self.seed if self.draws else None,
             threads=torch.get_num_threads(),
             date=now(),
+            removed_blocks=tuple(pruned.plan.removed_blocks),
         )
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
         return SparsifyResult(

@@ -258,6 +258,8 @@ class Record:
     """Number of threads of PyTorch."""
     date: str | None = None
     """Time of the end of the run: UTC, ISO 8601, to the second."""
+    removed_blocks: tuple[str, ...] = ()
+    """Residual blocks that were replaced by an identity."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -290,6 +292,8 @@ class Record:
             f"  {group.name:<{width}}  {group.channels:>5} -> {len(group.kept):<5} {group.reason}"
             for group in self.groups
         ]
+        if self.removed_blocks:
+            lines.append(f"removed residual blocks: {', '.join(self.removed_blocks)}")
         stages = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
         unseen = self.holdout or "not measured on unseen images"
         lines += [stages, str(unseen)]

@@ -153,7 +153,8 @@ class SparsifyResult:
                 "weights into the network first"
             )
         plan = Plan.from_json(json.dumps(manifest["plan"]))
-        plan = Plan(plan.kept, {name: t.clone() for name, t in values_of(small).items()})
+        weights = {name: t.clone() for name, t in values_of(small).items()}
+        plan = replace(plan, weights=weights)
         return cls(model=small, plan=plan, record=record, original=model)
 
 

@@ -44,7 +44,10 @@ def test_the_costs_of_one_group_are_those_that_change_with_it() -> None:
     for name in full:
         fewer = {**full, name: full[name] - 1}
         total = {k: v - costs.at(fewer)[k] for k, v in costs.at(full).items()}
-        own = {k: v - costs.of_group(name, fewer)[k] for k, v in costs.of_group(name, full).items()}
+        own = {
+            k: v - costs.of_groups([name], fewer)[k]
+            for k, v in costs.of_groups([name], full).items()
+        }
         assert own == pytest.approx(total)
         assert own["params"] > 0
 

@@ -2,16 +2,17 @@
 
 The sensitivity of a group at a width is measured with the other groups intact, and sensitivities
 are assumed to be additive. In each step, the group with the smallest increase of divergence per
-saved cost becomes narrower: with convex curves this is optimal for every budget on the path.
+saved cost becomes narrower, or a residual block is removed: with convex curves and without blocks
+this is optimal for every budget on the path.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 
-from entrim.allocation.costs import Costs
+from entrim.allocation.costs import SECONDS, Costs
 from entrim.config import SIZES, Budget, Cost
 from entrim.errors import BudgetError
 from entrim.metrics import AgreementBound, images_needed
@@ -58,10 +59,20 @@ class SensitivityCurve:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovableBlock:
+    """A residual block that may be removed, and the sensitivity of the outputs to it."""
+
+    groups: tuple[str, ...]
+    """The groups inside; their width is 0 without the block."""
+    divergence: float
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationPoint:
     """The widths of all groups, their costs and the predicted divergence of the outputs."""
 
     widths: Mapping[str, int]
+    """0 for the groups inside of removed blocks."""
     costs: Mapping[str, int | float]
     divergence: int | float
 
@@ -77,6 +88,8 @@ class AllocationProblem:
     min_widths: Mapping[str, int] = field(default_factory=dict)
     """The minimum width of groups that need more than one channel."""
     round_to: int = 1
+    blocks: Mapping[str, RemovableBlock] = field(default_factory=dict)
+    """Residual blocks that may be removed."""
     extra_costs: Mapping[str, Cost] = field(default_factory=dict)
     """User-defined costs, by name."""
 
@@ -114,7 +127,8 @@ class AllocationProblem:
 
     def check_feasible(self, limits: Mapping[str, int | float]) -> None:
         """Raise a BudgetError if even the narrowest network exceeds a limit."""
-        lowest = self.costs_at({name: self.min_width(name) for name in self.full_widths})
+        narrow = {name: self.min_width(name) for name in self.full_widths}
+        lowest = self.costs_at(reduce(self._without, self.blocks, narrow))
         for kind in exceeded(lowest, limits):
             value = round(lowest[kind]) if kind in SIZES else lowest[kind]
             raise BudgetError.size(SIZES.get(kind, kind), limits[kind], value)
@@ -129,11 +143,10 @@ class AllocationProblem:
         self.check_feasible(limits)
         points = [self._point(dict(self.full_widths))]
         while kinds := (exceeded(points[-1].costs, limits) or list(then)):
-            name = self._cheapest(points[-1].widths, kinds)
-            if name is None:
+            widths = self._cheapest(points[-1].widths, kinds)
+            if widths is None:
                 break
-            widths = points[-1].widths
-            points.append(self._point({**widths, name: self.narrower(name, widths[name])}))
+            points.append(self._point(widths))
         return points
 
     def fill_slack(
@@ -141,7 +154,7 @@ class AllocationProblem:
     ) -> AllocationPoint:
         """Return `point` with groups widened while all `limits` hold, the most sensitive first."""
         widths = dict(point.widths)
-        open_ = {name for name in self.curves if widths[name] < self.full_widths[name]}
+        open_ = {name for name in self.curves if 0 < widths[name] < self.full_widths[name]}
         while open_:
             relief = {
                 n: self._divergence(n, self.wider(n, widths[n]), widths[n]) for n in sorted(open_)
@@ -156,36 +169,61 @@ class AllocationProblem:
         return self._point(widths)
 
     def _point(self, widths: dict[str, int]) -> AllocationPoint:
-        divergence = sum((curve.at(widths[name]) for name, curve in self.curves.items()), 0.0)
+        divergence = self._divergence_of(self.curves, widths) + sum(
+            block.divergence for block in self.blocks.values() if _is_removed(block, widths)
+        )
         return AllocationPoint(widths, self.costs_at(widths), divergence)
 
     def _divergence(self, name: str, wide: int, narrow: int) -> float:
         return self.curves[name].at(narrow) - self.curves[name].at(wide)
 
-    def _cheapest(self, widths: Mapping[str, int], kinds: Sequence[str]) -> str | None:
-        """Return the group with the smallest increase of divergence per saved cost."""
-        prices = {
-            name: self._price(name, widths, kinds)
-            for name in self.curves
-            if widths[name] > self.min_width(name)
-        }
-        return min(prices, key=lambda name: prices[name], default=None)
+    def _divergence_of(self, names: Iterable[str], widths: Mapping[str, int]) -> float:
+        """Return the divergence of some groups, without those in removed blocks."""
+        return sum((self.curves[name].at(widths[name]) for name in names if widths[name]), 0.0)
 
-    def _price(self, name: str, widths: Mapping[str, int], kinds: Sequence[str]) -> float:
-        narrow = self.narrower(name, widths[name])
-        now, then = self._costs_of(name, widths), self._costs_of(name, {**widths, name: narrow})
-        saved = sum(
-            (now[kind] - then[kind]) / (self.full_costs[kind] or 1)
-            if kind in self.extra_costs
-            else (now[kind] - then[kind]) / max(1, self.full_costs[kind])
-            for kind in kinds
-        )
-        return self._divergence(name, widths[name], narrow) / saved if saved > 0 else math.inf
+    def _without(self, widths: Mapping[str, int], block: str) -> dict[str, int]:
+        return {**widths, **dict.fromkeys(self.blocks[block].groups, 0)}
 
-    def _costs_of(self, name: str, widths: Mapping[str, int]) -> dict[str, int | float]:
-        """Return the costs that depend on one group."""
+    def _cheapest(self, widths: Mapping[str, int], kinds: Sequence[str]) -> dict[str, int] | None:
+        """Return the next widths: the smallest increase of divergence per saved cost."""
+        best, lowest = None, math.inf
+        for name in self.curves:
+            if widths[name] > self.min_width(name):
+                trial = {**widths, name: self.narrower(name, widths[name])}
+                added = self._divergence(name, widths[name], trial[name])
+                price = self._price([name], widths, trial, added, kinds)
+                if best is None or price < lowest:
+                    best, lowest = trial, price
+        for name, block in self.blocks.items():
+            if not _is_removed(block, widths):
+                trial = self._without(widths, name)
+                added = block.divergence - self._divergence_of(block.groups, widths)
+                price = self._price(block.groups, widths, trial, added, kinds)
+                if best is None or price < lowest:
+                    best, lowest = trial, price
+        return best
+
+    def _price(
+        self,
+        names: Sequence[str],
+        widths: Mapping[str, int],
+        trial: Mapping[str, int],
+        added: float,
+        kinds: Sequence[str],
+    ) -> float:
+        """Return the divergence per saved cost if the groups `names` change to `trial`."""
+        now, then = self._costs_of(names, widths), self._costs_of(names, trial)
+        saved = sum((now[kind] - then[kind]) / (self.full_costs[kind] or 1) for kind in kinds)
+        return added / saved if saved > 0 else math.inf
+
+    def _costs_of(self, names: Sequence[str], widths: Mapping[str, int]) -> dict[str, int | float]:
+        """Return the costs that depend on some groups."""
         extra = {key: float(cost(widths)) for key, cost in self.extra_costs.items()}
-        return {**self.costs.of_group(name, widths), **extra}
+        return {**self.costs.of_groups(names, widths), **extra}
+
+
+def _is_removed(block: RemovableBlock, widths: Mapping[str, int]) -> bool:
+    return all(widths[name] == 0 for name in block.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +263,8 @@ def select_point(
         path = problem.greedy_path({}, then=BOTH)
         at = knee(problem, path, uninformative)
         return SelectedPoint(path=path, at=at, reason=f"at the knee: {_shares(problem, at)}")
-    path = problem.greedy_path(limits, then=BOTH if budget.latency is None else ("macs",))
+    timed = (SECONDS,) if SECONDS in problem.full_costs else ("macs",)
+    path = problem.greedy_path(limits, then=BOTH if budget.latency is None else timed)
     first = next(n for n, point in enumerate(path) if not exceeded(point.costs, limits))
     at = problem.fill_slack(path[first], limits) if limits else path[0]
     reasons = [f"at most {limit:,} {SIZES.get(kind, kind)}" for kind, limit in limits.items()]

@@ -13,6 +13,8 @@ from entrim.graph.channel_graph import ChannelGraph
 from entrim.graph.tracer import arguments_of
 
 Widths = Mapping[str, int]
+SECONDS = "seconds"
+"""The kind of cost that is the estimated latency, if it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,21 @@ class Term:
     each: Mapping[str, int | float]
     """Cost of one element, by kind of cost."""
     lengths: tuple[Length, ...]
+    block: str | None = None
+    """A group inside of the residual block of the tensor: its width is 0 if there is no block."""
+    tensor: str = ""
+    """Name of the tensor."""
 
     @property
     def groups(self) -> set[str]:
         """The groups on which the term depends."""
-        return {name for length in self.lengths for name in length.units}
+        found = {name for length in self.lengths for name in length.units}
+        return found if self.block is None else found | {self.block}
 
     def elements(self, widths: Widths) -> int | float:
         """Return the number of elements."""
+        if self.block is not None and widths[self.block] == 0:
+            return 0
         return math.prod(length.at(widths) for length in self.lengths)
 
 
@@ -49,7 +58,8 @@ class Term:
 class Costs:
     """Parameters, bytes and MACs of a network as functions of its widths.
 
-    Exact if all channels of a group have the same number of positions in each tensor.
+    Exact if all channels of a group have the same number of positions in each tensor. If the inner
+    groups of a residual block have the width 0, the block is removed.
     """
 
     terms: tuple[Term, ...]
@@ -67,6 +77,7 @@ class Costs:
         parameters = dict(model.named_parameters())
         every = {**parameters, **dict(model.named_buffers())}
         positions = _output_positions(program, images)
+        blocks = {name: block.groups[:1] for block in graph.blocks for name in block.tensors}
         terms = []
         for name, tensor in every.items():
             each = {
@@ -74,7 +85,8 @@ class Costs:
                 "bytes": float(tensor.element_size()),
                 "macs": positions.get(name, 0.0),
             }
-            terms.append(Term(each, _lengths(graph, name, tuple(tensor.shape))))
+            inside = next(iter(blocks.get(name, ())), None)
+            terms.append(Term(each, _lengths(graph, name, tuple(tensor.shape)), inside, name))
         costs = cls(tuple(terms), {})
         whole = {group.name: group.channels for group in graph.groups}
         return cls(costs.terms, {"macs": macs - costs.at(whole)["macs"]})
@@ -93,9 +105,10 @@ class Costs:
         total = _sum(self.terms, widths)
         return {kind: value + self.rest.get(kind, 0.0) for kind, value in total.items()}
 
-    def of_group(self, name: str, widths: Widths) -> dict[str, int | float]:
-        """Return the costs of the tensors that depend on one group."""
-        return _sum(self.terms_of.get(name, []), widths)
+    def of_groups(self, names: Sequence[str], widths: Widths) -> dict[str, int | float]:
+        """Return the costs of the tensors that depend on any of some groups."""
+        terms = {id(term): term for name in names for term in self.terms_of.get(name, [])}
+        return _sum(list(terms.values()), widths)
 
 
 def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, int | float]:
@@ -103,7 +116,7 @@ def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, int | float]:
     for term in terms:
         elements = term.elements(widths)
         for kind, price in term.each.items():
-            total[kind] += price * elements
+            total[kind] = total.get(kind, 0) + price * elements
     return total
 
 

@@ -78,7 +78,9 @@ def run(args: Namespace) -> int:
     if args.json:
         groups = {group.name: group.channels for group in graph.groups}
         layers = [asdict(entry) for entry in found if entry.leaf]
-        print_json({"model": type(model).__name__, "groups": groups, "layers": layers})
+        blocks = {block.name: list(block.groups) for block in graph.blocks}
+        found_json = {"groups": groups, "layers": layers, "blocks": blocks}
+        print_json({"model": type(model).__name__, **found_json})
     else:
         print_result(tree(found))
         print_result(_summary(graph))
@@ -188,7 +190,11 @@ def _summary(graph: ChannelGraph) -> str:
     frozen = sum(item.channels for item in graph.frozen)
     number = len(graph.groups)
     groups = f"{number} group{'s' * (number != 1)}"
-    return f"\n{groups} with {free:,} channels can be pruned, {frozen:,} channels are frozen"
+    text = f"\n{groups} with {free:,} channels can be pruned, {frozen:,} channels are frozen"
+    if not graph.blocks:
+        return text
+    names = ", ".join(block.name for block in graph.blocks)
+    return f"{text}\nresidual blocks that can be removed: {names}"
 
 
 @torch.no_grad()

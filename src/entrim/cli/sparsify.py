@@ -149,6 +149,9 @@ def _add_targets(parser: ArgumentParser) -> None:
         metavar="95%",
         help="confidence of the agreement (default: 95%%)",
     )
+    group.add_argument(
+        "--depth", action="store_true", help="entire residual blocks may be removed, too"
+    )
     group = parser.add_argument_group("widths")
     group.add_argument(
         "--width",
@@ -290,6 +293,8 @@ def target_of(args: Namespace) -> Target | None:
         raise CommandError(
             f"{option_names(names)} belongs to a penalty: pass --eps-w or --preset paper too"
         )
+    if args.depth and "budget" not in found:
+        raise CommandError("--depth needs a budget: pass a limit such as --params 30%")
     if not found:
         if args.round_to is not None:
             raise CommandError(
@@ -302,7 +307,7 @@ def target_of(args: Namespace) -> Target | None:
     rounding = given(args, ("round_to",))
     if "widths" in found:
         return Widths(dict(args.width), **rounding)
-    return Budget(**found["budget"], **given(args, ("confidence",)), **rounding)
+    return Budget(**found["budget"], **given(args, ("confidence", "depth")), **rounding)
 
 
 def _selector_of(args: Namespace, target: Target | None) -> str | Selector | None:

@@ -29,7 +29,6 @@ from entrim.pipeline import Pruner
 from entrim.records import Distilled, Holdout
 from entrim.results import SparsifyResult, now
 from entrim.storage.checkpoint import CheckpointStore
-from entrim.surgery.plan import Plan
 from entrim.surgery.structure import values_of
 
 
@@ -249,7 +248,7 @@ def _result(
     return replace(
         result,
         model=trained.model,
-        plan=Plan(result.plan.kept, weights),
+        plan=replace(result.plan, weights=weights),
         record=replace(
             was,
             distilled=done,

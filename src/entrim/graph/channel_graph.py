@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from entrim.graph.residual_blocks import ResidualBlock
+
 Indices = tuple[tuple[int, ...], ...]
 """For each channel of a group, its positions along one dimension."""
 
@@ -91,6 +93,8 @@ class ChannelGraph:
         Channels that cannot be pruned, with the reason.
     shapes : dict
         Shape of every parameter and buffer of the network.
+    blocks : tuple of ResidualBlock
+        Residual blocks that can be replaced by an identity.
 
     Examples
     --------
@@ -105,6 +109,22 @@ class ChannelGraph:
     consumers: tuple[ConsumerLayer, ...]
     frozen: tuple[Frozen, ...]
     shapes: Mapping[str, tuple[int, ...]]
+    blocks: tuple[ResidualBlock, ...] = ()
+
+    def block(self, name: str) -> ResidualBlock:
+        """Return the residual block called `name`; raise a KeyError if there is none."""
+        for block in self.blocks:
+            if block.name == name:
+                return block
+        raise KeyError(name)
+
+    def emptied_blocks(self, widths: Mapping[str, int]) -> tuple[str, ...]:
+        """Return the residual blocks whose inner groups all have the width 0."""
+        return tuple(
+            block.name
+            for block in self.blocks
+            if block.groups and all(widths.get(name) == 0 for name in block.groups)
+        )
 
     def group(self, name: str) -> Group:
         """Return the group called `name`; raise a KeyError if there is none."""
@@ -181,6 +201,7 @@ class ChannelGraph:
             ("group", "channels", "produced by", _group_rows(self)),
             ("layer", "columns per channel", "intercept goes to", _consumer_rows(self)),
             ("frozen", "channels", "because", _frozen_rows(self)),
+            ("block", "groups", "can be replaced by", _block_rows(self)),
         ]
         return "\n\n".join(_table(*section) for section in sections if section[-1])
 
@@ -208,6 +229,10 @@ def _consumer_rows(graph: ChannelGraph) -> list[Row]:
 
 def _frozen_rows(graph: ChannelGraph) -> list[Row]:
     return [(f.layer, str(f.channels), f.reason) for f in graph.frozen]
+
+
+def _block_rows(graph: ChannelGraph) -> list[Row]:
+    return [(b.name, str(len(b.groups)), "an identity") for b in graph.blocks]
 
 
 def _shorten(names: Sequence[str], most: int = 4) -> str:

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from entrim.graph.channel_graph import (
     Attribute,
@@ -14,6 +15,7 @@ from entrim.graph.channel_graph import (
     Member,
 )
 from entrim.graph.channel_ids import ChannelIds
+from entrim.graph.residual_blocks import ResidualBlock, find_residual_blocks, is_inside
 from entrim.graph.tracer import TraceState, Vector
 
 Place = dict[int, tuple[str, int]]
@@ -37,7 +39,18 @@ def channel_graph(state: TraceState) -> ChannelGraph:
         consumers=tuple(layer for layer in consumers if layer is not None),
         frozen=tuple(_frozen_layers(state, place)),
         shapes=state.shapes,
+        blocks=tuple(_with_groups(block, groups) for block in find_residual_blocks(state)),
     )
+
+
+def _with_groups(block: ResidualBlock, groups: Sequence[Group]) -> ResidualBlock:
+    """Return `block` with the groups all of whose channels are inside of it."""
+    inner = [
+        group.name
+        for group in groups
+        if all(is_inside(member.tensor, block.name) for member in group.members)
+    ]
+    return replace(block, groups=tuple(inner))
 
 
 def _layers_by_group(state: TraceState) -> dict[str, dict[str, Vector]]:

@@ -15,6 +15,7 @@ from entrim.entropic.least_squares import Refit, refit
 from entrim.entropic.moments import Moments
 from entrim.entropic.solution import Part
 from entrim.graph.channel_graph import ChannelGraph, Group
+from entrim.graph.residual_blocks import ResidualBlock
 from entrim.surgery.prune import part_of, write_part, zero_removed
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -58,14 +59,19 @@ Cached = Callable[[str, Callable[[], LayerUpdate]], LayerUpdate]
 
 
 def masked_tensors(
-    graph: ChannelGraph, kept_indices: KeptIndices, tensors: Mapping[str, Tensor]
+    graph: ChannelGraph,
+    kept_indices: KeptIndices,
+    tensors: Mapping[str, Tensor],
+    removed_blocks: Sequence[ResidualBlock] = (),
 ) -> dict[str, Tensor]:
-    """Return the tensors with zeros in the columns of removed channels."""
+    """Return the tensors with zeros in the columns of removed channels and in removed branches."""
     changed = {}
     for site in graph.consumers:
         dims = kept_indices.get(site.weight, {})
         if site.dim in dims:
             changed[site.weight] = mask_removed(tensors[site.weight], site.dim, dims)
+    for block in removed_blocks:
+        changed |= {name: torch.zeros_like(tensors[name]) for name in block.zeroed}
     return {**tensors, **changed}
 
 

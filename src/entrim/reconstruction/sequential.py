@@ -5,12 +5,13 @@ reconstructed one. At every layer, the reconstructed execution provides the inpu
 execution provides the outputs to reproduce. The regression target is the difference between these
 outputs and those of the current weights: this avoids cancellation, and the ridge shrinks toward the
 current weights. Where the output is added to a skip connection, the target also compensates for the
-change of the skip connection (residual correction).
+change of the skip connection, and for what the branches of removed blocks behind it added (residual
+correction).
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 import torch
@@ -27,11 +28,12 @@ from entrim.calibration.collect import (
     in_double,
 )
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
-from entrim.calibration.executor import Execution, advance
+from entrim.calibration.executor import Execution, Program, advance
 from entrim.calibration.patch_gram import PatchGram, patches
 from entrim.config import Reconstruction
 from entrim.entropic.moments import Moments
 from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.residual_blocks import ResidualBlock, tensors_in
 from entrim.graph.tracer import arguments_of
 from entrim.reconstruction.layer import (
     Cached,
@@ -52,6 +54,8 @@ from entrim.surgery.prune import part_of
 
 INNER_SPLIT = 5
 """Every fifth image judges the ridge of a layer that is fitted on the others."""
+_MISSING = "missing"
+"""Label of the stored differences that removed branches leave."""
 _NEAR_ZERO = 1e-2
 """Relative to the median scale of a BatchNorm: channels with a smaller scale are not corrected."""
 
@@ -75,14 +79,21 @@ def reconstruct(
     """
     graph = statistics.graph
     kept = removed_from(graph, selection)
+    removed = [graph.block(name) for name in removed_blocks(graph, selection)]
+    absent = tensors_in(removed)
     indices = graph.kept_indices(kept)
-    tensors = masked_tensors(graph, indices, statistics.forward.tensors)
+    tensors = masked_tensors(graph, indices, statistics.forward.tensors, removed)
     if config is None:
         return tensors
+    consumers = {
+        layer: consumer
+        for layer, consumer in statistics.consumers.items()
+        if consumer.spec.weight not in absent
+    }
     if config.refits:
         chosen = [
             consumer
-            for consumer in statistics.consumers.values()
+            for consumer in consumers.values()
             if consumer.spec.dim in indices.get(consumer.spec.weight, {})
             and (not config.is_sequential or len(consumer.call_sites) > 1)
         ]
@@ -92,15 +103,16 @@ def reconstruct(
     else:
         _place_solutions(statistics, selection, kept, tensors)
     reestimate = config.batchnorm == "reestimate"
-    if kept and (config.is_sequential or reestimate):
+    if (kept or removed) and (config.is_sequential or reestimate):
         tensors = reconstruct_sequentially(
             forward,
-            statistics.consumers if config.is_sequential else {},
+            consumers if config.is_sequential else {},
             indices,
             tensors,
             ridge=config.ridge,
             correct_residual=config.residual_correction,
             reestimate=reestimate,
+            removed=removed,
             on_layer=on_layer,
             cached=cached,
         )
@@ -110,12 +122,19 @@ def reconstruct(
 def removed_from(
     graph: ChannelGraph, selection: Mapping[str, ChannelSelection]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the kept channels of the groups that lose channels."""
+    """Return the kept channels of the groups that lose channels, except in removed blocks."""
     return {
         name: found.kept
         for name, found in selection.items()
-        if len(found.kept) < graph.group(name).channels
+        if 0 < len(found.kept) < graph.group(name).channels
     }
+
+
+def removed_blocks(
+    graph: ChannelGraph, selection: Mapping[str, ChannelSelection]
+) -> tuple[str, ...]:
+    """Return the residual blocks in which no channel is kept."""
+    return graph.emptied_blocks({name: len(found.kept) for name, found in selection.items()})
 
 
 def _refit_independently(
@@ -167,18 +186,21 @@ def reconstruct_sequentially(
     ridge: float | None,
     correct_residual: bool = True,
     reestimate: bool = False,
+    removed: Sequence[ResidualBlock] = (),
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
 ) -> dict[str, Tensor]:
     """Return the tensors of the reconstructed network in full size, starting from `start`.
 
     Layers that are called more than once keep their weights of `start`, because the calls have
-    different targets.
+    different targets. The last layer of a block before `removed` blocks is also asked for what
+    their branches added.
     """
     calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
     with task.execution() as old:
         changed = [name for name in start if start[name] is not task.tensors[name]]
         new = old.branch(start, changed=changed)
+        missing = missing_branches(old, removed) if correct_residual else ()
         norms = [p for p, node in enumerate(old.program.nodes) if batchnorm_of(old.program, node)]
         stops = sorted({*calls, *(norms if reestimate else ())})
         place = 0
@@ -186,7 +208,9 @@ def reconstruct_sequentially(
             advance([old, new], place, stop)
             place = stop
             if place in calls:
-                residual = residual_correction(old, new, place) if correct_residual else None
+                residual = None
+                if correct_residual:
+                    residual = residual_correction(old, new, place, missing)
                 if new.differs(place) or residual is not None:
                     reader = calls[place]
                     work = partial(
@@ -257,13 +281,75 @@ def _refit(
     return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
 
 
+def missing_branches(old: Execution, removed: Sequence[ResidualBlock]) -> set[int]:
+    """Store what the branches of removed blocks add to the sum of the block before them.
+
+    Stored is the difference between the sum of the last of consecutive removed blocks and the sum
+    before them, before activations. Returns the positions of the latter. Cost: one pass.
+    """
+    ends: dict[int, int] = {}
+    for block in removed:
+        pair = _sums_of(old.program, block)
+        if pair is not None:
+            ends[pair[0]] = pair[1]
+    last = {start: _end_of_chain(ends, start) for start in set(ends) - set(ends.values())}
+    ahead = replace(old, label="ahead")
+    for batch in range(old.n_batches if last else 0):
+        sums: dict[int, Tensor] = {}
+        for place in range(len(old.program.nodes) - 1):
+            ahead.run(place, batch)
+            if place in last or place in last.values():
+                sums[place] = ahead.at(place, batch)
+            ahead.free(place, batch)
+        ahead.free(len(old.program.nodes) - 1, batch)
+        for start, end in last.items():
+            old.store.put((_MISSING, start, batch), sums[end] - sums[start])
+    return set(last)
+
+
+def _sums_of(program: Program, block: ResidualBlock) -> tuple[int, int] | None:
+    """Return the positions of the sum before a removed block and of its own.
+
+    None if the block does not follow another sum, with an activation behind both or none.
+    """
+    starts = [node for node, name in program.names.items() if name == block.zeroed[0]]
+    branch = next(iter(starts[0].users))
+    while (node := next(iter(branch.users))).target is not torch.ops.aten.add.Tensor:
+        branch = node
+        if node.op == "output":
+            return None
+    source = _added_to(node, branch)
+    if source is None:
+        return None
+    first = source
+    if first.target is not torch.ops.aten.add.Tensor and first.args:
+        below = first.args[0]
+        users = {user.target for user in node.users}
+        if not isinstance(below, fx.Node) or len(below.users) != 1 or users != {first.target}:
+            return None
+        first = below
+    if first.target is not torch.ops.aten.add.Tensor:
+        return None
+    return program.place[first], program.place[node]
+
+
+def _end_of_chain(ends: Mapping[int, int], place: int) -> int:
+    while place in ends:
+        place = ends[place]
+    return place
+
+
 def residual_correction(
-    old: Execution, new: Execution, place: int
+    old: Execution,
+    new: Execution,
+    place: int,
+    missing: Collection[int] = (),
 ) -> Callable[[int], Tensor] | None:
     """Return the correction of the output at `place` as a function of the batch, None for none.
 
     If the output, with or without a following BatchNorm, is added to a value that has changed, the
-    sum is restored by subtracting this change, scaled by the inverse of the normalization.
+    sum is restored by subtracting this change, scaled by the inverse of the normalization. What is
+    missing behind the sum, which `missing_branches` stored, is added in the same way.
     """
     program = old.program
     node, scale = program.nodes[place], None
@@ -280,14 +366,19 @@ def residual_correction(
         return None
     user = next(iter(node.users))
     other = _added_to(user, node)
-    if other is None or program.place.get(other, -1) not in new.changed_nodes:
+    if other is None or not _same_shape(other, program.nodes[place]):
         return None
     at = program.place[other]
-    if at >= place or not _same_shape(other, program.nodes[place]):
+    has_changed = at < place and at in new.changed_nodes
+    total = program.place[user]
+    if not has_changed and total not in missing:
         return None
 
     def drift(batch: int) -> Tensor:
-        gap = old.at(at, batch) - new.at(at, batch)
+        parts = [old.at(at, batch) - new.at(at, batch)] if has_changed else []
+        if total in missing:
+            parts.append(old.store.get((_MISSING, total, batch)))
+        gap = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return gap if scale is None else gap * scale.view(-1, *[1] * (gap.dim() - 2))
 
     return drift

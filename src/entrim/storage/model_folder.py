@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ from entrim.surgery.structure import (
     tensors_of,
 )
 
-FORMAT = 1
+FORMAT = 2
+"""The format of folders with removed blocks; others are written in the first."""
 MANIFEST = "entrim.json"
 """The file that identifies a folder of `save`."""
 _LOCK = ".entrim.lock"
@@ -63,7 +63,7 @@ def save(
     ['.json', '.safetensors']
     """
     origin, place = _checked_origin(small, plan), Path(folder)
-    form = ModelStructure.of(small, origin.counts)
+    form = ModelStructure.of(small, origin)
     weights = safetensors.torch.save(
         {
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -74,15 +74,15 @@ def save(
     digest = hashlib.sha256(weights).hexdigest()
     manifest = _seal(
         {
-            "format": FORMAT,
+            "format": FORMAT if origin.removed_blocks else 1,
             "entrim": version("entrim"),
-            "plan": json.loads(Plan(origin.kept).to_json()),
+            "plan": json.loads(plan_of(origin).to_json()),
             "original": {
                 "kind": origin.class_name,
                 "tensors": origin.tensors,
                 "counts": origin.counts,
             },
-            "small": asdict(form),
+            "small": form.to_plain(),
             "weights": {"sha256": digest, "bytes": len(weights)},
             **({"record": json.loads(record)} if record is not None else {}),
         }
@@ -131,7 +131,11 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
         plan = Plan.from_json(json.dumps(manifest["plan"]))
         original = manifest["original"]
         origin = SourceModel(
-            original["kind"], original["tensors"], original["counts"], kept=plan.kept
+            original["kind"],
+            original["tensors"],
+            original["counts"],
+            kept=plan.kept,
+            removed_blocks=plan.removed_blocks,
         )
         _check_other(model, origin)
         small = ModelStructure(**manifest["small"]).given_to(model, safetensors.torch.load(weights))
@@ -156,6 +160,11 @@ def record_in(manifest: Mapping[str, Any], place: Path) -> Record:
     return Record.from_json(json.dumps(manifest["record"]))
 
 
+def plan_of(origin: SourceModel) -> Plan:
+    """Return the plan of a pruned network, without weights."""
+    return Plan(origin.kept, removed_blocks=origin.removed_blocks)
+
+
 def _checked_origin(small: nn.Module, plan: Plan) -> SourceModel:
     """Return the source of `small`; raise if it was not pruned by `plan`."""
     origin = SourceModel.of(small)
@@ -167,7 +176,14 @@ def _checked_origin(small: nn.Module, plan: Plan) -> SourceModel:
     for name, units in origin.kept.items():
         if list(plan.kept.get(name, ())) != list(units):
             raise SaveError(f"{name} was not pruned by this plan: pass the plan of apply_plan()")
-    odd = sorted({name for name, _ in name_tensors(small)} ^ set(origin.tensors))
+    present = [name for name in plan.removed_blocks if name not in origin.removed_blocks]
+    if present:
+        raise SaveError(
+            f"the network still has the block {present[0]}, which this plan removes: pass the plan "
+            "of apply_plan()"
+        )
+    expected = set(filter(origin.has_tensor, origin.tensors))
+    odd = sorted({name for name, _ in name_tensors(small)} ^ expected)
     if odd:
         raise SaveError(
             f"{odd[0]} was added or removed after pruning, and load() cannot restore it in a "

@@ -12,7 +12,8 @@ from torch import Tensor
 from entrim.errors import PlanError
 from entrim.graph.channel_graph import ChannelGraph
 
-FORMAT = 1
+FORMAT = 2
+"""The format of plans with removed blocks; others are written in the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,8 @@ class Plan:
         `{group: channels}` in ascending order. Other groups keep all channels.
     weights : dict, optional
         Tensors by name in the state dict, in the shapes of the pruned network.
+    removed_blocks : sequence of str, optional
+        Residual blocks that are replaced by an identity, by the name of their module.
 
     Examples
     --------
@@ -36,16 +39,19 @@ class Plan:
 
     kept: Mapping[str, Sequence[int]]
     weights: Mapping[str, Tensor] = field(default_factory=dict)
+    removed_blocks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         kept = {name: _ascending(name, units) for name, units in self.kept.items()}
         object.__setattr__(self, "kept", kept)
         object.__setattr__(self, "weights", dict(self.weights))
+        object.__setattr__(self, "removed_blocks", _names_of(self.removed_blocks))
 
     def validate(self, graph: ChannelGraph, min_channels: int = 1) -> None:
         """Raise a PlanError if the plan does not fit `graph`."""
         if min_channels < 1:
             raise PlanError(f"min_channels must be a positive integer, got {min_channels}")
+        _check_removed_blocks(graph, self)
         for name, units in self.kept.items():
             _check_group(graph, name, units)
         _check_min_channels(graph, self, min_channels)
@@ -53,8 +59,11 @@ class Plan:
             _check_weight(graph, self, name, tensor)
 
     def to_json(self) -> str:
-        """Return the kept channels as JSON, without the weights."""
-        return json.dumps({"format": FORMAT, "kept": self.kept})
+        """Return the kept channels and removed blocks as JSON, without the weights."""
+        if not self.removed_blocks:
+            return json.dumps({"format": 1, "kept": self.kept})
+        removed = list(self.removed_blocks)
+        return json.dumps({"format": FORMAT, "kept": self.kept, "removed_blocks": removed})
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -63,7 +72,7 @@ class Plan:
             data = json.loads(text)
         except ValueError as error:
             raise PlanError(f"the plan is not JSON ({error}): write it with to_json()") from error
-        return cls(_kept_of(data))
+        return cls(_kept_of(data), removed_blocks=data.get("removed_blocks", ()))
 
 
 def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:
@@ -73,6 +82,31 @@ def _ascending(name: str, units: Sequence[int]) -> tuple[int, ...]:
             f"the kept channels of {name} must be ascending and unique: pass sorted(set(...))"
         )
     return numbers
+
+
+def _names_of(blocks: Any) -> tuple[str, ...]:
+    is_list = isinstance(blocks, Sequence) and not isinstance(blocks, str)
+    if not is_list or not all(isinstance(name, str) for name in blocks):
+        raise PlanError(f"removed_blocks must be a list of names of modules, got {blocks!r}")
+    return tuple(dict.fromkeys(blocks))
+
+
+def _check_removed_blocks(graph: ChannelGraph, plan: Plan) -> None:
+    for name in plan.removed_blocks:
+        blocks = {block.name: block for block in graph.blocks}
+        if name not in blocks:
+            known = ", ".join(blocks) or "none"
+            raise PlanError(
+                f"{name!r} is not a residual block x + f(x) that can be removed: choose among "
+                f"those of trace() ({known})"
+            )
+        inside = [group for group in blocks[name].groups if group in plan.kept]
+        inside += [tensor for tensor in blocks[name].tensors if tensor in plan.weights]
+        if inside:
+            raise PlanError(
+                f"the plan removes the block {name} and also changes {inside[0]} inside of it: "
+                "leave one of them out"
+            )
 
 
 def _check_group(graph: ChannelGraph, name: str, units: Sequence[int]) -> None:
@@ -130,7 +164,7 @@ def _kept_of(data: Any) -> dict[str, Sequence[int]]:
         raise PlanError(
             f"the plan has format {data['format']}, above {FORMAT} of this version: update entrim"
         )
-    unknown = sorted(set(data) - {"format", "kept"})
+    unknown = sorted(set(data) - {"format", "kept", "removed_blocks"})
     if unknown:
         raise PlanError(f"the plan has unknown keys {unknown}: remove them, or update entrim")
     kept = data.get("kept")

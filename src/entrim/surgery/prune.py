@@ -21,9 +21,10 @@ from entrim.graph.eager import (
     unwrap,
 )
 from entrim.graph.grouping import channel_graph
+from entrim.graph.residual_blocks import is_inside, tensors_in
 from entrim.graph.tracer import trace_ops
 from entrim.surgery.plan import Plan
-from entrim.surgery.structure import layout_of, source_of
+from entrim.surgery.structure import layout_of, replace_by_identity, source_of
 from entrim.surgery.verify import EquivalenceCheck, Probe, Proof, difference, require_numbers
 
 Dims = Mapping[int, Sequence[int]]
@@ -65,7 +66,8 @@ class PrunedModel:
     """The given plan without rolled-back groups."""
     proof: Proof
     rolled_back: tuple[str, ...]
-    """Groups that were not pruned, because the code of the network depends on their size."""
+    """Groups that were not pruned, and blocks that were not removed, because the code of the
+    network depends on them."""
 
 
 @neutral_context()
@@ -86,7 +88,7 @@ def apply_plan(
     model : nn.Module
         The network; it is not modified.
     plan : Plan
-        Kept channels and new weights.
+        Kept channels, removed blocks and new weights.
     example_inputs : Tensor, tuple or dict
         Inputs with which the network is traced and verified.
     min_channels : int, default 1
@@ -127,7 +129,8 @@ def prune(
 ) -> PrunedModel:
     """Return the pruned network with its verification.
 
-    Groups on whose size the code of the network depends are not pruned, with a RolledBackWarning.
+    Groups and blocks on which the code of the network depends are not pruned, with a
+    RolledBackWarning.
     Other differences above `tolerance` raise a SurgeryError.
 
     Parameters
@@ -159,21 +162,26 @@ def prune(
     plan.validate(graph, min_channels)
     bench = EquivalenceCheck.of(model, example_inputs)
     limit = bench.tolerance if tolerance is None else tolerance
-    trial, stuck = trial_prune(model, graph, plan.kept, bench), ()
+    trial, stuck = trial_prune(model, graph, plan.kept, bench, plan.removed_blocks), ()
     beyond_rounding = max(limit, bench.tolerance)
     if trial.error > beyond_rounding:
-        stuck = incompatible_groups(model, graph, plan.kept, bench, beyond_rounding)
+        blocks = incompatible_blocks(model, graph, plan.removed_blocks, bench, beyond_rounding)
+        removed = [name for name in plan.removed_blocks if name not in blocks]
+        groups = incompatible_groups(model, graph, plan.kept, bench, beyond_rounding, removed)
+        stuck = (*groups, *blocks)
     if stuck:
         plan = _roll_back(plan, graph, stuck)
-        trial = trial_prune(model, graph, plan.kept, bench)
+        trial = trial_prune(model, graph, plan.kept, bench, plan.removed_blocks)
     final = trial.error
     if plan.weights and final <= limit:
         _put(trial.model, plan.weights)
-        wanted = bench.run(zero_pad(model, graph, plan), _windows(model, graph, plan.kept))
-        final = difference(bench.run(trial.model, _windows(model, graph)), wanted)
+        removed = plan.removed_blocks
+        wanted = bench.run(zero_pad(model, graph, plan), _windows(model, graph, plan.kept, removed))
+        found = bench.run(trial.model, _windows(model, graph, None, removed))
+        final = difference(found, wanted)
     proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
     _check_proof(proof, trial.failure)
-    source_of(model, graph, plan.kept).write_on(trial.model)
+    source_of(model, graph, plan.kept, plan.removed_blocks).write_on(trial.model)
     return PrunedModel(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
 
 
@@ -188,20 +196,46 @@ class Attempt:
 
 
 def trial_prune(
-    model: nn.Module, graph: ChannelGraph, kept: Kept, bench: EquivalenceCheck
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Kept,
+    bench: EquivalenceCheck,
+    removed_blocks: Sequence[str] = (),
 ) -> Attempt:
     """Return `model` pruned to `kept`, compared with the original with zeroed weights."""
-    small = slice_model(model, graph, kept)
-    wanted = bench.run(mask_model(model, graph, kept), _windows(model, graph, kept))
+    small = slice_model(model, graph, kept, removed_blocks)
+    masked = mask_model(model, graph, kept, removed_blocks)
+    wanted = bench.run(masked, _windows(model, graph, kept, removed_blocks))
     require_numbers(wanted, model)
     try:
-        return Attempt(small, difference(bench.run(small, _windows(model, graph)), wanted))
+        found = bench.run(small, _windows(model, graph, None, removed_blocks))
+        return Attempt(small, difference(found, wanted))
     except Exception as error:
         return Attempt(small, math.inf, f"{type(error).__name__}: {error}")
 
 
+def incompatible_blocks(
+    model: nn.Module,
+    graph: ChannelGraph,
+    removed_blocks: Sequence[str],
+    bench: EquivalenceCheck,
+    limit: float,
+) -> tuple[str, ...]:
+    """Return the blocks that cannot be replaced by an identity, added one by one."""
+    follows: list[str] = []
+    for name in removed_blocks:
+        if trial_prune(model, graph, {}, bench, [*follows, name]).error <= limit:
+            follows.append(name)
+    return tuple(name for name in removed_blocks if name not in follows)
+
+
 def incompatible_groups(
-    model: nn.Module, graph: ChannelGraph, kept: Kept, bench: EquivalenceCheck, limit: float
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Kept,
+    bench: EquivalenceCheck,
+    limit: float,
+    removed_blocks: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the groups of `kept` on whose size the code of the network depends.
 
@@ -213,7 +247,7 @@ def incompatible_groups(
 
     def is_correct(names: Sequence[str]) -> bool:
         trial = {**follows, **{name: kept[name] for name in names}}
-        return trial_prune(model, graph, trial, bench).error <= limit
+        return trial_prune(model, graph, trial, bench, removed_blocks).error <= limit
 
     def add(names: Sequence[str], *, known_incorrect: bool) -> None:
         if not known_incorrect and is_correct(names):
@@ -227,49 +261,70 @@ def incompatible_groups(
     return tuple(name for name in kept if name not in follows)
 
 
-def slice_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
-    """Return a copy of `model` without the removed channels, with updated attributes."""
+def slice_model(
+    model: nn.Module, graph: ChannelGraph, kept: Kept, removed_blocks: Sequence[str] = ()
+) -> nn.Module:
+    """Return a copy of `model` without the removed channels and blocks, with updated attributes."""
     small = copy_module(model)
+    for name in removed_blocks:
+        replace_by_identity(small, name)
+    absent = tensors_in(map(graph.block, removed_blocks))
     for parameter in small.parameters():
         parameter.grad = None
     done: set[int] = set()
     for name, dims in graph.kept_indices(kept).items():
+        if name in absent:
+            continue
         old = _find(small, name)
         if id(old) in done:
             continue
         new = part_of(old.detach(), dims)
         done.add(id(_replace(small, old, _in_format_of(old, new))))
     for (module, attribute), fall in graph.attribute_deltas(kept).items():
+        if any(is_inside(f"{module}.{attribute}", name) for name in removed_blocks):
+            continue
         owner = small.get_submodule(module)
         setattr(owner, attribute, getattr(owner, attribute) - fall)
     return small
 
 
-def mask_model(model: nn.Module, graph: ChannelGraph, kept: Kept) -> nn.Module:
-    """Return a copy of `model` with zero weights on the removed channels."""
+def mask_model(
+    model: nn.Module, graph: ChannelGraph, kept: Kept, removed_blocks: Sequence[str] = ()
+) -> nn.Module:
+    """Return a copy of `model` with zero weights on removed channels and zero removed branches."""
     full, stays = copy_without_hooks(model), graph.kept_indices(kept)
     with torch.no_grad():
         for site in graph.consumers:
             zero_removed(_find(full, site.weight), site.dim, stays.get(site.weight, {}))
+        for block in map(graph.block, removed_blocks):
+            for name in block.zeroed:
+                _find(full, name).zero_()
     return full
 
 
 def zero_pad(model: nn.Module, graph: ChannelGraph, plan: Plan) -> nn.Module:
     """Return the original with `plan.weights` at the kept positions and zeros elsewhere."""
-    full, stays = mask_model(model, graph, plan.kept), graph.kept_indices(plan.kept)
+    full = mask_model(model, graph, plan.kept, plan.removed_blocks)
+    stays = graph.kept_indices(plan.kept)
     with torch.no_grad():
         for name, new in plan.weights.items():
             write_part(_find(full, name), stays.get(name, {}), new)
     return full
 
 
-def _windows(model: nn.Module, graph: ChannelGraph, kept: Kept | None = None) -> list[Probe]:
-    """Return a probe of every consumer of pruned channels, at the outputs kept by `kept`."""
+def _windows(
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Kept | None = None,
+    removed_blocks: Sequence[str] = (),
+) -> list[Probe]:
+    """Return a probe of every consumer outside of removed blocks, at the outputs kept by `kept`."""
     modules, stays = dict(model.named_modules()), graph.kept_indices(kept or {})
+    absent = tensors_in(map(graph.block, removed_blocks))
     windows = []
     for site in graph.consumers:
         layer = modules.get(site.layer)
-        if not isinstance(layer, nn.Linear | _ConvNd):
+        if not isinstance(layer, nn.Linear | _ConvNd) or site.weight in absent:
             continue
         rank, positions = len(graph.shapes[site.weight]), None
         stay = stays.get(site.weight, {}).get(1 - site.dim)
@@ -294,15 +349,18 @@ def _check_graph(graph: ChannelGraph, model: nn.Module) -> None:
 def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
     names = ", ".join(stuck)
     why = f"{names} cannot be pruned, because the code of the network depends on the size"
-    touched = {member.tensor for name in stuck for member in graph.group(name).members}
-    if touched & plan.weights.keys():
+    blocks = [name for name in plan.removed_blocks if name in stuck]
+    groups = [graph.group(name) for name in plan.kept if name in stuck]
+    touched = {member.tensor for group in groups for member in group.members}
+    if touched & plan.weights.keys() or (blocks and plan.weights):
         raise SurgeryError(
             f"{why}, and the plan has new weights for it: remove {names} from the plan and solve "
             "again (trace() lists such groups as frozen)"
         )
     warnings.warn(f"{why}; all its channels are kept", RolledBackWarning, stacklevel=3)
     kept = {name: units for name, units in plan.kept.items() if name not in stuck}
-    return Plan(kept, plan.weights)
+    removed = [name for name in plan.removed_blocks if name not in stuck]
+    return Plan(kept, plan.weights, removed)
 
 
 def _check_proof(proof: Proof, failure: str) -> None:

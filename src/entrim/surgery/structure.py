@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from entrim.graph.channel_graph import ChannelGraph
 from entrim.graph.eager import copy_module
+from entrim.graph.residual_blocks import is_inside
 
 _NOTE = "_entrim_origin"
 
@@ -26,6 +28,12 @@ class SourceModel:
     """Attributes of modules that pruning changed, such as "conv.out_channels"."""
     kept: Mapping[str, Sequence[int]]
     """Kept channels of the last pruning, without rolled-back groups."""
+    removed_blocks: Sequence[str] = ()
+    """Modules that were replaced by an identity, in any pruning."""
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the pruned network still contains the tensor `name` of the source."""
+        return not any(is_inside(name, block) for block in self.removed_blocks)
 
     @classmethod
     def of(cls, model: nn.Module) -> "SourceModel | None":
@@ -42,14 +50,26 @@ class SourceModel:
 
 
 def source_of(
-    model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]]
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Mapping[str, Sequence[int]],
+    removed_blocks: Sequence[str] = (),
 ) -> SourceModel:
     """Return the source of `model` pruned to `kept`; the first one, if it was pruned before."""
     first = SourceModel.of(model)
     counts = {f"{module}.{name}".lstrip(".") for module, name in graph.attribute_deltas(kept)}
     if first is None:
-        return SourceModel(class_name_of(model), tensors_of(model), sorted(counts), kept)
-    return SourceModel(first.class_name, first.tensors, sorted(counts.union(first.counts)), kept)
+        first = SourceModel(class_name_of(model), tensors_of(model), (), kept)
+    found = replace(
+        first, kept=kept, removed_blocks=sorted({*first.removed_blocks, *removed_blocks})
+    )
+    return replace(found, counts=sorted(filter(found.has_tensor, counts.union(first.counts))))
+
+
+def replace_by_identity(model: nn.Module, name: str) -> None:
+    """Replace the module called `name` by an identity, in place."""
+    owner, leaf = _split(model, name)
+    owner._modules[leaf] = nn.Identity().train(model.get_submodule(name).training)
 
 
 def class_name_of(model: nn.Module) -> str:
@@ -91,10 +111,12 @@ class ModelStructure:
     """Modules in training mode."""
     counts: Mapping[str, int]
     """Attributes of modules that pruning changed."""
+    identities: Sequence[str] = ()
+    """Modules that are an identity in place of a residual block."""
 
     @classmethod
-    def of(cls, model: nn.Module, counts: Sequence[str]) -> "ModelStructure":
-        """Return the structure of `model`, with the values of the attributes in `counts`."""
+    def of(cls, model: nn.Module, origin: SourceModel) -> "ModelStructure":
+        """Return the structure of `model`, which was pruned from `origin`."""
         first: dict[int, str] = {}
         stands = {name: first.setdefault(id(tensor), name) for name, tensor in name_tensors(model)}
         return cls(
@@ -102,12 +124,20 @@ class ModelStructure:
             fixed=[name for name, p in model.named_parameters() if not p.requires_grad],
             channels_last=[name for name, tensor in name_tensors(model) if layout_of(tensor)],
             training=[name for name, module in model.named_modules() if module.training],
-            counts={count: getattr(*_split(model, count)) for count in counts},
+            counts={count: getattr(*_split(model, count)) for count in origin.counts},
+            identities=list(origin.removed_blocks),
         )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the structure as plain data; without identities, as earlier versions read it."""
+        plain = asdict(self)
+        return plain if self.identities else {k: v for k, v in plain.items() if k != "identities"}
 
     def given_to(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of `model` with this structure and `tensors`, on its devices."""
         small, ready = copy_module(model), {}
+        for name in self.identities:
+            replace_by_identity(small, name)
         for name, old in list(name_tensors(small)):
             stand = self.shared.get(name, name)
             if stand not in ready:

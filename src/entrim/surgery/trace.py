@@ -1,5 +1,7 @@
 """Trace a network to its channel graph."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -18,7 +20,7 @@ from entrim.graph.eager import (
 )
 from entrim.graph.grouping import channel_graph
 from entrim.graph.tracer import trace_ops
-from entrim.surgery.prune import incompatible_groups, trial_prune
+from entrim.surgery.prune import incompatible_blocks, incompatible_groups, trial_prune
 from entrim.surgery.verify import EquivalenceCheck, difference
 
 WRITTEN = "the code of the network depends on its size"
@@ -30,9 +32,11 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> ChannelGraph:
 
     The network is traced in eval mode. Then a third of every group is pruned for trial: groups on
     whose size the code of the network depends are listed as frozen. Forward hooks of the user are
-    called once, on a copy, to check that they do not change the outputs. Cost: one torch.export and
-    three forward passes in double precision. If the trial fails, groups are bisected: about
-    4 log2(n) more passes for each frozen one of n groups.
+    called once, on a copy, to check that they do not change the outputs. Residual blocks are
+    replaced by an identity for trial; those that cannot be are not listed. Cost: one torch.export,
+    three forward passes in double precision and two more for blocks. If a trial fails, groups are
+    bisected: about 4 log2(n) more passes for each frozen one of n groups; blocks are tested one by
+    one.
 
     Parameters
     ----------
@@ -77,7 +81,16 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> ChannelGraph:
         )
     if not graph.groups:
         raise NothingToCutError(_reason(model, graph))
-    return graph
+    return _check_blocks(model, graph, bench)
+
+
+def _check_blocks(model: nn.Module, graph: ChannelGraph, bench: EquivalenceCheck) -> ChannelGraph:
+    """Return the graph without the blocks that cannot be replaced by an identity."""
+    names = [block.name for block in graph.blocks]
+    if not names or trial_prune(model, graph, {}, bench, names).error <= bench.tolerance:
+        return graph
+    stuck = incompatible_blocks(model, graph, names, bench, bench.tolerance)
+    return replace(graph, blocks=tuple(b for b in graph.blocks if b.name not in stuck))
 
 
 def _check_hooks(model: nn.Module, example_inputs: ExampleInputs) -> None:

@@ -84,7 +84,7 @@ def measure_time(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
 
 
 def check_line(name: str, holds: bool) -> str:
-    """Return one line that says whether a check is met."""
+    """Return one line that states whether a check is met."""
     return f"- {'met' if holds else 'MISSED'}: {name}"
 
 

@@ -30,7 +30,7 @@ from experiments.models import PRETRAINED, CifarResNet, load_pretrained, padding
 
 BATCH, THREADS, CLASSES = 50, 1, 1000
 LARGE, FEW_IMAGES = 3 * 64 * 64, 100
-"""Of images with more values, a pass is timed on so many."""
+"""Of images with more values, a pass is timed on this many only."""
 FACTORS = (2, 3)
 """CIFAR networks are pruned to both, others to the first."""
 BLOCKS = {"ResNet-20": 3, "ResNet-32": 5, "ResNet-44": 7, "ResNet-56": 9}

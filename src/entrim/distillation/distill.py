@@ -40,7 +40,7 @@ class RecoveryImages:
     training: CalibrationData
     """For training and validation; no hold-out image of the pruning run is among them."""
     holdout: CalibrationData | None
-    """The hold-out images of the pruning run, which measure the final network; None if there are none."""
+    """The hold-out images of the pruning run, which measure the final network, if available."""
 
 
 @neutral_context()

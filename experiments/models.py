@@ -100,7 +100,7 @@ def padding_shortcut(before: int, width: int, stride: int) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
+    """Two 3 x 3 convolutions with a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int, shortcut: nn.Module) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class ResNet56(CifarResNet):
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the first of them strides."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut; the first of them strides."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()

@@ -259,6 +259,11 @@ def test_the_architecture_fits_on_two_hundred_lines() -> None:
     assert len(ARCHITECTURE.splitlines()) <= 200
 
 
+def test_the_contract_has_at_most_thirteen_layers() -> None:
+    assert len(LAYERS["layers"]) <= 13
+    assert LAYERS["exhaustive"]
+
+
 def test_the_architecture_lists_the_layers_of_the_contract() -> None:
     assert "\n".join(f"    {layer}" for layer in LAYERS["layers"]) in ARCHITECTURE
 

@@ -53,9 +53,13 @@ def _rows(
 
 
 ROWS = (
-    *_rows("cifar10_resnet20", 2, (None, 87.5, 89), (IMAGES, 88.3, 89), (MOST_IMAGES, 89.5, 90)),
-    *_rows("cifar10_resnet20", 3, (None, 80.5, 83), (IMAGES, 83.3, 84.5), (MOST_IMAGES, 85, 86)),
-    *_rows("cifar10_resnet56", 3, (None, 88.7, 90), (IMAGES, 89.5, 90.5)),
+    *_rows(
+        "cifar10_resnet20", 2, (None, 87.5, 89.0), (IMAGES, 88.3, 89.0), (MOST_IMAGES, 89.5, 90.0)
+    ),
+    *_rows(
+        "cifar10_resnet20", 3, (None, 80.5, 83.0), (IMAGES, 83.3, 84.5), (MOST_IMAGES, 85.0, 86.0)
+    ),
+    *_rows("cifar10_resnet56", 3, (None, 88.7, 90.0), (IMAGES, 89.5, 90.5)),
 )
 
 

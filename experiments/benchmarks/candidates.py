@@ -230,7 +230,7 @@ METHODS: dict[str, Callable[[BenchmarkModel], Prune]] = {
     "again with the others held, a second round": allocate_with(SecondRound),
     "relative errors of the layers": allocate_with(LayerErrors),
     "output gradients instead of passes": allocate_with(OutputGradients),
-    "again after half of the cut, in two runs": prune_twice,
+    "again after half of the pruning, in two runs": prune_twice,
 }
 
 

@@ -181,7 +181,7 @@ def _measure_choices(ledger: Ledger) -> None:
 
 
 def report_section(points: Points) -> str:
-    """Return the accuracy of every cut before and after."""
+    """Return the accuracy of every pruned network before and after."""
     rows = []
     for fraction in FRACTIONS:
         for key, point in points.items():

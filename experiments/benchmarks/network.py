@@ -101,7 +101,7 @@ def _brief(error: Exception) -> str:
 
 
 def tracing_and_pruning(cases: list[Case]) -> str:
-    """Return the seconds of tracing and pruning, beside torch-pruning on the same channels."""
+    """Return the seconds of tracing and pruning, and those of torch-pruning."""
     theirs = [Theirs.of(case) for case in cases]
     rows = [
         (

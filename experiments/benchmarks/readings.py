@@ -43,7 +43,7 @@ def readings(trained: TrainedModel, row: Row) -> dict[str, SparsifyOptions]:
 
 
 def main() -> None:
-    """Print the widths of every reading beside the paper's."""
+    """Print the widths of every reading next to the paper's."""
     if not has_weights():
         return
     work = Work(work_folder())

@@ -30,7 +30,7 @@ def has_weights() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Measured points, one JSON line each: an interrupted benchmark continues after them."""
+    """The record of measured points, one JSON line each; a benchmark adds missing ones."""
 
     file: Path
 
@@ -84,18 +84,21 @@ def measure_time(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
 
 
 def check_line(name: str, holds: bool) -> str:
-    """Return one line that says whether a check is met."""
+    """Return one line that states whether a check is met."""
     return f"- {'met' if holds else 'MISSED'}: {name}"
 
 
-def write(name: str, command: str, sections: Sequence[str]) -> Path:
-    """Write the sections under a header with the date, the command and the hardware."""
+ONE_RUN = "Times are noisy; the ratios were measured in one run."
+
+
+def write(name: str, command: str, sections: Sequence[str], times: str = ONE_RUN) -> Path:
+    """Write the sections under a header with the date, the command, the hardware and `times`."""
     today = dt.date.today().isoformat()
+    threads = torch.get_num_threads()
     header = (
         f"# {name}, {today}\n\nMade by `{command}` with entrim {entrim.__version__}, PyTorch "
-        f"{torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} "
-        f"threads on {os.cpu_count()} cores of {_processor()}. Times are noisy; the ratios were "
-        "measured in one run.\n"
+        f"{torch.__version__}, Python {platform.python_version()}, {threads} "
+        f"thread{'s' * (threads > 1)} on {os.cpu_count()} cores of {_processor()}. {times}\n"
     )
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{today}-{name.replace(' ', '-').lower()}.md"

@@ -30,7 +30,7 @@ from experiments.models import PRETRAINED, CifarResNet, load_pretrained, padding
 
 BATCH, THREADS, CLASSES = 50, 1, 1000
 LARGE, FEW_IMAGES = 3 * 64 * 64, 100
-"""Of images with more values, a pass is timed on so many."""
+"""Of images with more values, a pass is timed on this many only."""
 FACTORS = (2, 3)
 """CIFAR networks are pruned to both, others to the first."""
 BLOCKS = {"ResNet-20": 3, "ResNet-32": 5, "ResNet-44": 7, "ResNet-56": 9}
@@ -215,6 +215,11 @@ def measure_in_process(case: Case) -> dict[str, Any]:
 
 
 Points = Mapping[str, dict[str, Any]]
+TIMES = (
+    "Every case is a process of its own. The cases were run at different times on a machine that "
+    "other programs used too: times of different cases are not comparable, and passes are ratios "
+    "within one process."
+)
 
 
 def network_table(points: Points) -> str:
@@ -289,7 +294,7 @@ def main(parts: Sequence[str]) -> None:
         torch.set_num_threads(THREADS)
         for size in SWEEPS:
             ledger.point(size, partial(measure_sweep, size))
-    print(write("scale", "python -m experiments bench scale", sections(ledger.points())))
+    print(write("scale", "python -m experiments bench scale", sections(ledger.points()), TIMES))
 
 
 def sections(points: Points) -> list[str]:
@@ -298,8 +303,8 @@ def sections(points: Points) -> list[str]:
         "A pruner with all defaults prunes to half of the MACs, CIFAR networks then to a third. "
         "Unit: one forward pass of the calibration images through the original network in the same "
         "process, the median of passes before, between and after the stages; in parentheses the "
-        "same ratio in processor time, which does not count waiting for a core. One thread; other "
-        "programs were running on the machine. Accuracy in percent without training, on images "
+        "same ratio in processor time, which does not count waiting for a core. One thread. "
+        "Accuracy in percent without training, on images "
         "that were not used for pruning (CIFAR-10: test images 5,000-9,999; ImageNet: 500 samples "
         "of other classes than the calibration images). MobileNetV2, ConvNeXt and the networks of "
         "the section on depth have random weights and random images.",

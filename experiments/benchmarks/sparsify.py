@@ -155,7 +155,7 @@ def main(parts: Sequence[str]) -> None:
     measure(ledger, parts)
     points = ledger.points()
     note = (
-        "Points were measured on one thread beside other processes, so that their seconds are "
+        "Points were measured on one thread next to other processes, so that their seconds are "
         "orders of magnitude only; the full run on VGG-16 and collecting were measured on an idle "
         "machine."
     )

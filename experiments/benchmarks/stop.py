@@ -27,7 +27,7 @@ def count_kept(trained: TrainedModel, row: Row, min_decrease: float) -> int:
 
 
 def main() -> None:
-    """Print the kept channels for every value, beside the paper's."""
+    """Print the kept channels for every value, next to the paper's."""
     lenets = [models.lenet(Work(work_folder()), seed) for seed in SEEDS]
     rows = rows_of("lenet-conv")
     lines: list[list[object]] = [

@@ -1,4 +1,4 @@
-"""`python -m experiments reproduce`: a table of the paper, reproduced beside the printed one."""
+"""`python -m experiments reproduce`: a table of the paper, compared with the printed one."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""The lines of a table, published beside ours, and the checks below the LeNet tables."""
+"""The lines of a table, published next to ours, and the checks below the LeNet tables."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -47,8 +47,8 @@ STRENGTHS: dict[str, tuple[float, ...]] = {
 """The largest change of a pixel between 0 and 1."""
 ATTACKS = ("FGSM", "PGD")
 PRUNINGS: dict[str, Callable[[TrainedModel, Row], SparsifyOptions]] = {
-    "cut as in the paper": lambda trained, row: sparsify_options(trained, row, "widths"),
-    "cut by entrim": same_size_options,
+    "pruned as in the paper": lambda trained, row: sparsify_options(trained, row, "widths"),
+    "pruned by entrim": same_size_options,
 }
 
 
@@ -194,7 +194,7 @@ def _check_epochs(previous: PreviousRecord, described: Point) -> None:
 
 def _describe_row(network: str, row: str, epochs: int) -> str:
     tuning = f"fine tuned {epochs} epoch{'s' * (epochs > 1)}" if epochs else "not fine tuned"
-    return f"{network} is cut as in {row}, {tuning}"
+    return f"{network} is pruned as in {row}, {tuning}"
 
 
 @dataclass(frozen=True, slots=True)

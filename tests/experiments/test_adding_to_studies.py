@@ -107,7 +107,7 @@ def test_attacks_are_added_to_and_never_after_other_epochs(
         f"LeNet, seed 0: never trained; baseline {base:.2f} %, as recorded before"
         in (both["notes"])
     )
-    assert both["notes"][-1] == "LeNet is cut as in E2, fine tuned 1 epoch"
+    assert both["notes"][-1] == "LeNet is pruned as in E2, fine tuned 1 epoch"
     assert is_refused(tmp_path, "--epochs", "2", experiment="robustness")
     assert "is fine tuned for 1 epochs, here for 2" in capsys.readouterr().err
     attack(draw_another)

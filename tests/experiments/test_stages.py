@@ -161,10 +161,10 @@ def test_every_network_is_attacked_in_its_own_column(
     for line in toys.run(Work(tmp_path), Options()).lines:
         assert line.ours == {
             "as trained": [16.0],
-            "cut as in the paper": [4.0],
-            "cut as in the paper, fine tuned": [104.0],
-            "cut by entrim": [4.0],
-            "cut by entrim, fine tuned": [104.0],
+            "pruned as in the paper": [4.0],
+            "pruned as in the paper, fine tuned": [104.0],
+            "pruned by entrim": [4.0],
+            "pruned by entrim, fine tuned": [104.0],
         }
     assert [config for config, _ in trainings] == [toy(Work(tmp_path)).fine_tuning(3, 0)] * 2
 

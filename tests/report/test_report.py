@@ -231,7 +231,11 @@ def test_figures_on_unseen_images_are_reported(eps: Path) -> None:
     marked = replace(holdout, guarantee=given, selection_images=40)
     text = visible_text(html(replace(data, record=replace(data.record, holdout=marked))))
     assert "Not guaranteed, because these hold-out images were used for another target" in text
-    text = visible_text(html(replace(data, record=replace(data.record, holdout=None))))
+    trained = replace(data.record, holdout=None)
+    text = visible_text(html(replace(data, record=trained)))
+    assert "unseen images: the hold-out images were not available after the training." in text
+    none = replace(trained, holdout_digests=())
+    text = visible_text(html(replace(data, record=none)))
     assert "Nothing was measured on unseen images: no images were held out." in text
 
 

@@ -37,9 +37,9 @@ class RecoveryImages:
     """The images of a distillation."""
 
     training: CalibrationData
-    """For training and validation; no hold-out image of the cut is among them."""
+    """For training and validation; no hold-out image of the pruning run is among them."""
     holdout: CalibrationData | None
-    """The hold-out images of the cut, which measure the final network; None if not available."""
+    """The hold-out images of the pruning run, which measure the final network, if available."""
 
 
 @neutral_context()
@@ -154,7 +154,7 @@ def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:
 
 
 def _read(result: SparsifyResult, images: Images | Pruner | None) -> RecoveryImages:
-    """Return the images to train on, without the hold-out images of the cut."""
+    """Return the images to train on, without the hold-out images of the pruning run."""
     if images is None:
         if result.fitting_images is None:
             raise BadImagesError(

@@ -57,12 +57,12 @@ class ChannelIds:
         return roots.to(torch.int64)[inverse]
 
     def union(self, first: Ids, second: Ids) -> None:
-        """Unite the ids of two tensors of the same shape, element by element."""
+        """Merge the ids of two tensors of the same shape, element by element."""
         for a, b in zip(first.flatten().tolist(), second.flatten().tolist(), strict=True):
             self.join(a, b)
 
     def unite_all(self, ids: Ids) -> None:
-        """Unite all of `ids`."""
+        """Merge all of `ids`."""
         distinct = torch.unique(ids)
         self.union(distinct[:-1], distinct[1:])
 
@@ -124,7 +124,7 @@ class ChannelIds:
         return ChannelLayout(tuple(full.shape), axis, slices[:, 0].clone())
 
     def join(self, a: int, b: int) -> None:
-        """Unite two ids."""
+        """Merge two ids."""
         a, b = self.find(a), self.find(b)
         if a == b:
             return

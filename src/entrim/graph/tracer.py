@@ -44,7 +44,7 @@ class TraceState:
     """(module, attribute) -> the ids that it counts, and the number of ids per unit."""
 
     def bind(self, tensor: str, dim: int, ids: Vector) -> Vector:
-        """Bind dimension `dim` of `tensor` to `ids`, and unite them with earlier ones."""
+        """Bind dimension `dim` of `tensor` to `ids`, and merge them with earlier ones."""
         before = self.bindings.setdefault((tensor, dim), ids)
         self.channels.union(before, ids)
         return before

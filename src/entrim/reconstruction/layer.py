@@ -21,9 +21,9 @@ from entrim.surgery.prune import part_of, write_part, zero_removed
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Candidates for the ridge of a layer, relative to the second moment of each column."""
 LARGE_RIDGES = (1.0, 10.0)
-"""Candidates if no other one is better than the original weights. Earlier layers are fitted to the
-same images, so the images of the inner split need less compensation than unseen ones, and the split
-prefers a ridge that is too large."""
+"""Candidates if no other one is better than the original weights. In measurements the inner split
+preferred ridges larger than the best ones for unseen images, perhaps because earlier layers are
+fitted to the images of the inner split, too."""
 DEFAULT_RIDGE = 1e-2
 """The ridge of fits without an inner split."""
 MIN_ROWS = 2

@@ -35,7 +35,7 @@ def barcode(kept: Collection[int], channels: int) -> Markup:
         f"Kept channels: {len(kept)} of {channels}",
         WIDE,
         22,
-        tag("rect", width=WIDE, height=22, rx=3, class_="gone"),
+        tag("rect", width=WIDE, height=22, rx=3, class_="removed"),
         tag("path", d=lines, class_="kept"),
         preserveAspectRatio="none",
         class_="barcode",
@@ -70,7 +70,7 @@ def importance(w: Sequence[float], kept: Collection[int]) -> Markup:
             x=edge + (-5 if beyond else 5),
             y=14,
             text_anchor="end" if beyond else "start",
-            class_="said",
+            class_="caption",
         ),
         tag("text", f"w, largest {max(w):.2g}", x=0, y=HIGH - 2),
         tag("text", f"threshold {power_of_ten(THRESHOLD)}", x=WIDE, y=HIGH - 2, text_anchor="end"),
@@ -103,7 +103,7 @@ def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup
         tag("polyline", points=way, class_="line"),
         tag("circle", cx=last[0], cy=last[1], r=4, class_="dot"),
         *(
-            tag("text", line, x=WIDE, y=16 + 16 * k, text_anchor="end", class_="said")
+            tag("text", line, x=WIDE, y=16 + 16 * k, text_anchor="end", class_="caption")
             for k, line in enumerate(labels)
         ),
         tag("text", "the objective F", x=0, y=HIGH - 2),
@@ -173,7 +173,7 @@ def _selected_mark(x: float, y: float, label: str, right: float, bottom: float) 
             label,
             x=min(x + 10, right - _LETTER * len(label)),
             y=y - 10 if y > 50 else y + 24,  # below the label of the axis
-            class_="said",
+            class_="caption",
         ),
     )
 
@@ -204,7 +204,7 @@ def proof(values: Mapping[str, float], screen: str) -> Markup:
                 d=f"M{x:.1f} {up + 4}V70",
                 class_="limit" if name == "tolerance" else "guide",
             ),
-            tag("text", name, x=x, y=up, text_anchor="middle", class_="said"),
+            tag("text", name, x=x, y=up, text_anchor="middle", class_="caption"),
         ]
         if name != "tolerance":
             marks.append(tag("circle", cx=x, cy=61, r=5, class_="dot"))

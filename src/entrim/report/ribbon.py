@@ -110,7 +110,7 @@ def _bands(
     )
     return join(
         tag("defs", shade, hatch),
-        tag("path", d=_outline(columns, outer, ahead, middle, turn), class_="gone"),
+        tag("path", d=_outline(columns, outer, ahead, middle, turn), class_="removed"),
         tag("path", d=_outline(columns, inner, ahead, middle, turn), fill=f"url(#shade-{name})"),
         *(
             _spot(layer, place, half, full, step, middle, turn, name)

@@ -56,7 +56,7 @@ def solo_scores(problem: Problem) -> Float[np.ndarray, " D"]:
     """Return how much of the targets a cubic in each feature alone explains, squared: O(T n M).
 
     The share of variance, less that of the median feature: among many features most are noise,
-    and the median tells how much of the targets chance explains.
+    and the median shows how much of the targets chance explains.
     """
     root = np.sqrt(problem.weights)[:, None]
     Y = root * (problem.task.targets - np.average(problem.task.targets, 0, problem.weights))

@@ -78,7 +78,8 @@ def prune_selection(pruner: entrim.Pruner, selection: Selection) -> nn.Module:
 def measure_latency(tested: BenchmarkModel, pruner: entrim.Pruner, depth: bool) -> dict[str, Any]:
     """Return the accuracy of the widest network whose measured latency is `SHARE` of the original.
 
-    The limit of the estimated latency is bisected, because the seconds of a busy machine vary.
+    The limit of the estimated latency is bisected, because the seconds of a busy machine vary. The
+    latency of the result is measured again.
     """
     costs, images = pruner.timed_costs, tested.images[:BATCH]
     full = costs.at({group.name: group.channels for group in pruner.graph.groups})["seconds"]
@@ -95,15 +96,15 @@ def measure_latency(tested: BenchmarkModel, pruner: entrim.Pruner, depth: bool) 
             continue
         measured = latency_share(prune_selection(pruner, selection), tested.model, images)
         if measured <= SHARE:
-            low, best = share, (selection, measured)
+            low, best = share, selection
         else:
             high = share
     if best is None:
         return {}
-    pruned = pruner.apply(best[0])
+    pruned = pruner.apply(best)
     macs = [entrim.measure(m, images, repeats=2).macs for m in (pruned.model, tested.model)]
     return {
-        "latency": best[1],
+        "latency": latency_share(pruned.model.eval(), tested.model, images),
         "removed": list(pruned.plan.removed_blocks),
         "macs": macs[0] / macs[1],
         **evaluate(tested, pruned.model.eval()),

@@ -11,7 +11,9 @@ from entrim.allocation.allocate import AllocationProblem, RemovableBlock, Sensit
 from entrim.allocation.costs import Costs, Length, Term
 from entrim.allocation.latency import OperationTimes, with_latency
 from entrim.records import Record
+from entrim.report import html, read
 from entrim.surgery.plan import Plan
+from tests.report.runs import visible_text
 from tests.surgery.test_residual_blocks import Bottleneck
 from tests.surgery.test_residual_blocks import network as random_network
 
@@ -62,6 +64,13 @@ def test_the_predicted_sizes_without_a_block_are_exact() -> None:
         "macs": cost.macs,
         "bytes": cost.bytes,
     }
+
+
+def test_the_report_names_removed_blocks(result: entrim.SparsifyResult, tmp_path: Path) -> None:
+    result.save(tmp_path)
+    text = visible_text(html(read(tmp_path)))
+    assert "Removed residual blocks, replaced by an identity: 3." in text
+    assert "0 of 4 channels" in text
 
 
 def test_a_result_without_a_block_survives_saving_and_its_record_json(

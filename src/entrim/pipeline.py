@@ -487,6 +487,8 @@ class Pruner:
         hidden = statistics.unobservable_groups
         groups = [self.graph.group(name) for name in targets if name not in hidden]
         large = statistics.too_large(groups)
+        solved = [group for group in groups if targets[group.name].needs_solution]
+        large |= statistics.kept_as_rows(solved)  # a solution has one weight per column
         if large:
             self.progress.warn(
                 "not pruned, because the second moments of their consumers exceed memory_limit="
@@ -1053,9 +1055,10 @@ class Pruner:
         live = load.live_bytes() * self.fitting_images.count
         stored = [self.images.store.held, load.gram_bytes, live]
         batch = max(self.statistics.forward.batch_sizes) * load.forward.largest_value
-        widest = max((c.columns + 1 for c in self.statistics.consumers.values()), default=0)
+        consumers = self.statistics.consumers.values()
+        widest = max(map(self.statistics.forward.statistics_bytes, consumers), default=0)
         memory = sum(min(limit, size) for size in stored)
-        memory += NETWORK_COPIES * network + 2 * batch + SOLVE_COPIES * 8 * widest**2
+        memory += NETWORK_COPIES * network + 2 * batch + SOLVE_COPIES * widest
         disk = self.scratch.used + sum(max(0, size - limit) for size in stored)
         return memory, disk
 

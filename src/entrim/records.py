@@ -62,6 +62,8 @@ class Size:
     """Interquartile range of the seconds."""
     batch: int = field(compare=False)
     """Number of images of the pass."""
+    energy: float | None = field(compare=False, default=None)
+    """Joules per image of the whole processor, idle power included; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

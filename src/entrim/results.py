@@ -186,6 +186,7 @@ def size_record(model: nn.Module, example_inputs: ExampleInputs) -> Size:
         latency=latency.median,
         deviation=latency.deviation,
         batch=latency.batch,
+        energy=cost.energy,
     )
 
 

@@ -17,7 +17,9 @@ from torch import Tensor, fx, nn
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.data import Batches
 from entrim.calibration.executor import Execution, Program, advance, programs
+from entrim.calibration.gram import Gram, LayerRows, reduced_columns
 from entrim.calibration.patch_gram import PatchGram, patches
+from entrim.calibration.row_collector import RowCollector
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.entropic.moments import Moments
 from entrim.errors import BadImagesError
@@ -33,14 +35,6 @@ MAX_SHIFT, MAX_RATIO = 1.0, 3.0
 """Limits for the shift of the mean in a BatchNorm, in its standard deviations, and for the ratio of
 variances in the first one. With ResNet-20 and VGG-16, CIFAR-10 images in a wrong scale (0 to 1,
 0 to 255, half the contrast) exceed them; eight correct images or a single class do not."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Gram:
-    """The sums of z z' over the rows of one layer, z = (1; x), for each group of a convolution."""
-
-    sums: Float[Tensor, "groups n1 n1"]
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +93,35 @@ class Pass:
         drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
         factor = _SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1
         return None if drawn * factor >= count else drawn
+
+    def positions_per_image(self, reader: BoundConsumer, columns: int) -> list[tuple[int, int]]:
+        """Return the used and all output positions of an image, for each call of a layer."""
+        found = []
+        for source in reader.inputs:
+            value = self.programs[0].nodes[source].meta.get("val")
+            every = reader.n_positions(value) if isinstance(value, Tensor) else 1
+            drawn = self.n_sampled(reader, every, columns)
+            found.append((every if drawn is None else drawn, every))
+        return found
+
+    def n_rows(self, reader: BoundConsumer, columns: int) -> int:
+        """Return the number of rows of a layer with this number of columns."""
+        return sum(used for used, _ in self.positions_per_image(reader, columns)) * self.images
+
+    def keeps_rows(self, reader: BoundConsumer, columns: int) -> bool:
+        """Whether the rows of a layer with `columns` columns are kept, not its Gram matrices.
+
+        This is the case if the Gram matrices exceed the memory limit and the rows are smaller.
+        """
+        too_large = _gram_bytes(reader, columns) > self.memory_limit
+        return too_large and self.n_rows(reader, columns) < columns
+
+    def statistics_bytes(self, reader: BoundConsumer) -> int:
+        """Return the size of the Gram matrices of `reader`, or of its rows if they are kept."""
+        n = reader.columns
+        if self.keeps_rows(reader, n):
+            return reader.geometry.groups * self.n_rows(reader, n) * n * 8
+        return _gram_bytes(reader, n)
 
     def drawing(self, name: str) -> torch.Generator:
         """Return an independent random generator for the purpose `name`."""
@@ -183,12 +206,23 @@ class LayerStatistics:
 
     def too_large(self, groups: Sequence[Group]) -> set[str]:
         """Return the groups whose statistics do not fit into the memory limit."""
-        return {
-            name
-            for consumer in self.consumers_of(*groups)
-            if size_of(consumer) > self.forward.memory_limit
-            for name in consumer.spec.columns_per_channel
-        }
+        limit, found = self.forward.memory_limit, set[str]()
+        for consumer in self.consumers_of(*groups):
+            too_large = self.forward.statistics_bytes(consumer) > limit
+            by_rows = self.keeps_rows(consumer)
+            for name in consumer.spec.columns_per_channel:
+                channels = self.graph.group(name).channels
+                if too_large or (by_rows and channels > reduced_columns(limit)):
+                    found.add(name)
+        return found
+
+    def kept_as_rows(self, groups: Sequence[Group]) -> set[str]:
+        """Return the names in `groups` with a consumer whose rows are kept."""
+        return {g.name for g in groups if any(map(self.keeps_rows, self.consumers_of(g)))}
+
+    def keeps_rows(self, consumer: BoundConsumer) -> bool:
+        """Whether the rows of a layer are kept, because its Gram matrices are too large."""
+        return self.forward.keeps_rows(consumer, consumer.columns)
 
     def collect(
         self,
@@ -202,8 +236,8 @@ class LayerStatistics:
         """Return the `consumers` whose Gram matrices are not in the store yet."""
         return [c for c in consumers if c.spec.layer not in self.store.values]
 
-    def gram(self, layer: str) -> Gram:
-        """Return the collected Gram matrices of `layer`."""
+    def gram(self, layer: str) -> Gram | LayerRows:
+        """Return the collected Gram matrices of `layer`, or its rows."""
         return gram_of(self.store, layer)
 
     def moments(self, group: Group) -> list[Moments]:
@@ -217,17 +251,23 @@ class LayerStatistics:
         ]
 
     def weights(self, group: Group) -> list[Tensor]:
-        """Return the weights on channels of `group`, for every layer that consumes it."""
+        """Return the weights on the columns of `moments`, for every layer that consumes it."""
         return [
-            part
+            self.gram(consumer.spec.layer).reduce_weights(number, table, share)
             for consumer in self.consumers_of(group)
-            for part in shares(consumer, group, self.forward.tensors)
+            for number, (table, share) in enumerate(
+                zip(
+                    consumer.of_group(group),
+                    shares(consumer, group, self.forward.tensors),
+                    strict=True,
+                )
+            )
         ]
 
 
-def size_of(reader: BoundConsumer) -> int:
-    """Return the size of the Gram matrices of `reader` in bytes."""
-    return reader.geometry.groups * (reader.columns + 1) ** 2 * 8
+def _gram_bytes(reader: BoundConsumer, columns: int) -> int:
+    """Return the size of the Gram matrices of `reader` with this number of columns."""
+    return reader.geometry.groups * (columns + 1) ** 2 * 8
 
 
 def capture(
@@ -236,7 +276,7 @@ def capture(
     grams: TensorStore,
     on_batch: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Collect the Gram matrices of `readers` into the store `grams`, by name of the layer.
+    """Collect the Gram matrices of `readers`, or their rows, into the store `grams`, by layer.
 
     If the Gram matrices exceed the memory limit together, several passes are made. `on_batch` is
     called with the number of finished batches and their total over all passes.
@@ -244,19 +284,18 @@ def capture(
     runs = collection_passes(task, readers)
     batches = len(task.programs)
     for number, some in enumerate(runs):
-        sums = {
-            reader.spec.layer: PatchGram(reader.geometry, reader.channels, _device(task))
-            for reader in some
-        }
+        sums = {reader.spec.layer: _new_sums(task, reader) for reader in some}
         draws = {reader.spec.layer: task.drawing(reader.spec.layer) for reader in some}
         with task.execution() as whole:
             for done, execution in enumerate(whole.by_batch(), number * batches + 1):
                 _watch(task, execution, some, sums, draws)
                 on_batch(done, len(runs) * batches)
         for reader in some:
-            total = sums.pop(reader.spec.layer)
-            grams.put(reader.spec.layer, total.gram_sum)
-            grams.put((reader.spec.layer, "count"), total.count)
+            layer = reader.spec.layer
+            total = sums.pop(layer)
+            is_gram = isinstance(total, PatchGram)
+            grams.put(layer, total.gram_sum if is_gram else total.rows())
+            grams.put((layer, "count") if is_gram else (layer, "rows"), total.count)
 
 
 def in_double(x: Tensor) -> Tensor:
@@ -272,8 +311,10 @@ def _sums_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def gram_of(grams: TensorStore, layer: str) -> Gram:
-    """Return the Gram matrices that `capture` collected for `layer`."""
+def gram_of(grams: TensorStore, layer: str) -> Gram | LayerRows:
+    """Return the Gram matrices, or the rows, that `capture` collected for `layer`."""
+    if (layer, "rows") in grams.values:
+        return LayerRows(grams.get(layer), int(grams.limit))
     return Gram(grams.get(layer), grams.get((layer, "count")))
 
 
@@ -399,7 +440,7 @@ def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
 
 
 def moments_of(
-    reader: BoundConsumer, gram: Gram, group: Group, tensors: Mapping[str, Tensor]
+    reader: BoundConsumer, gram: Gram | LayerRows, group: Group, tensors: Mapping[str, Tensor]
 ) -> list[Moments]:
     """Return the moments of `group` at `reader`, one for each group of its convolution.
 
@@ -414,10 +455,13 @@ def moments_of(
         and reader.reads_only(group)
     ):
         bias = tensors[reader.bias].double().cpu().view(bias.shape)
-    return [
-        _moments(gram, number, table, weights[number], bias[number], reader.spec.intercept_target)
+    found = [
+        gram.moments(number, table, weights[number], bias[number])
         for number, table in enumerate(reader.of_group(group))
     ]
+    if reader.spec.intercept_target is None:
+        return [moments.through_origin() for moments in found]
+    return found
 
 
 def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -> list[Tensor]:
@@ -429,40 +473,11 @@ def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -
     ]
 
 
-def _moments(
-    gram: Gram,
-    number: int,
-    table: Int[Tensor, "units block"],
-    share: Float[Tensor, "M n"],
-    bias: Float[Tensor, " M"],
-    home: str | None,
-) -> Moments:
-    columns = table.flatten()
-    there = columns >= 0
-    index = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns.clamp_min(0)])
-    sums = gram.sums[number].cpu()
-    if not torch.equal(index, torch.arange(len(sums))):
-        sums = sums[index][:, index]
-    present = torch.cat([torch.ones(1, dtype=torch.bool), there])
-    if not bool(present.all()):
-        sums = sums * present * present[:, None]
-    target = torch.cat([bias[None], share.T])
-    cross = sums @ target
-    moments = Moments(
-        count=gram.count,
-        gram_sum=sums,
-        cross_sum=cross,
-        target_sum_sq=max(0.0, float((target * cross).sum())),
-        block=table.shape[1],
-    )
-    return moments if home is not None else moments.through_origin()
-
-
 def _watch(
     task: Pass,
     execution: Execution,
     readers: Sequence[BoundConsumer],
-    sums: Mapping[str, PatchGram],
+    sums: Mapping[str, PatchGram | RowCollector],
     draws: Mapping[str, torch.Generator],
 ) -> None:
     calls = {
@@ -486,16 +501,22 @@ def _watch(
         execution.store.drop((execution.label, place, 0))
 
 
+def _new_sums(task: Pass, reader: BoundConsumer) -> PatchGram | RowCollector:
+    if task.keeps_rows(reader, reader.columns):
+        return RowCollector(reader.geometry)
+    return PatchGram(reader.geometry, reader.channels, _device(task))
+
+
 def _device(task: Pass) -> torch.device:
     return next(iter(task.tensors.values())).device
 
 
 def collection_passes(task: Pass, readers: Sequence[BoundConsumer]) -> list[list[BoundConsumer]]:
-    """Split `readers` into passes whose Gram matrices together fit the memory limit."""
+    """Split `readers` into passes whose statistics together fit the memory limit."""
     passes: list[list[BoundConsumer]] = []
     held = 0
     for reader in readers:
-        size = size_of(reader)
+        size = task.statistics_bytes(reader)
         if not passes or held + size > task.memory_limit:
             passes.append([])
             held = 0

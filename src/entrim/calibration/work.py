@@ -88,30 +88,21 @@ class PassWork:
 
     def rows(self, reader: BoundConsumer, columns: int | None = None) -> int:
         """Return the number of rows of a layer with this number of columns, by default all."""
-        return sum(used for used, _ in self._rows_per_image(reader, columns)) * self.images
+        return self.task.n_rows(reader, reader.columns if columns is None else columns)
 
     def gram(self, reader: BoundConsumer, columns: int | None = None) -> Work:
         """Return the cost of the Gram matrices of a layer with this number of columns."""
         n = reader.columns if columns is None else columns
         geometry, total = reader.geometry, 0.0
-        for used, every in self._rows_per_image(reader, columns):
+        if self.task.keeps_rows(reader, n):
+            return Work(forward=ELEMENT * self.task.n_rows(reader, n) * n * geometry.groups)
+        for used, every in self.task.positions_per_image(reader, n):
             products = n * n / 2
             if used == every and math.prod(geometry.kernel) > 1 and set(geometry.stride) == {1}:
                 shifts = math.prod(2 * size - 1 for size in geometry.kernel)
                 products = (n / math.prod(geometry.kernel)) ** 2 * (shifts + 1) / 2
             total += used * products * geometry.groups
         return Work(double=total * self.images)
-
-    def _rows_per_image(self, reader: BoundConsumer, columns: int | None) -> list[tuple[int, int]]:
-        """Return the used and all output positions of an image, for each call of a layer."""
-        n = reader.columns if columns is None else columns
-        found = []
-        for source in reader.inputs:
-            value = self.program.nodes[source].meta.get("val")
-            every = reader.n_positions(value) if isinstance(value, Tensor) else 1
-            drawn = self.task.n_sampled(reader, every, n)
-            found.append((every if drawn is None else drawn, every))
-        return found
 
 
 def _node_operations(node: fx.Node) -> int | float:

@@ -71,7 +71,12 @@ def size_table(record: Record) -> str:
     for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
         old, new = getattr(before, word), getattr(after, word)
         rows.append([names.get(word, word), write(old), write(new), times(old, new)])
+    if before.energy is not None and after.energy is not None:
+        ends = [f"{joules:.3g} J" for joules in (before.energy, after.energy)]
+        rows.append(["energy per image", *ends, times(before.energy, after.energy)])
     lines = [table(rows)]
+    if before.energy is None or after.energy is None:
+        lines.append("energy: not measured, no readable counter (RAPL)")
     lines.append(f"\n{comparison_text(record)}")
     if record.score is not None:
         lines.insert(0, f"{record.score}\n")

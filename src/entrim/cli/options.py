@@ -157,7 +157,8 @@ def add_method(parser: ArgumentParser) -> Any:
         "--n-positions",
         type=int,
         metavar="N",
-        help="random output positions per image that enter the statistics (default: all)",
+        help="random output positions per image that enter the statistics (default: auto, enough "
+        "rows for the columns of each layer)",
     )
     group.add_argument(
         "--memory-limit",

@@ -52,9 +52,7 @@ class NormalEquations:
         columns = columns_of(kept.to(m.gram_sum.device), m.block)
         gram = m.gram_sum.index_select(0, columns).index_select(1, columns) / m.count
         power = gram.diagonal()
-        scale = power.clamp_min(SCALE_FLOOR**2 * power[1:].mean()).sqrt()
-        scale[0] = power[0].sqrt()
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        scale = torch.cat([power[:1].sqrt(), column_scales(power[1:])])
         gram.div_(scale).div_(scale[:, None])
         cross = m.cross_sum.index_select(0, columns) / m.count / scale[:, None]
         return cls(gram, cross, scale)
@@ -66,15 +64,26 @@ class NormalEquations:
 
     def factor(self, ridge: float = RIDGE) -> Float[Tensor, "n1 n1"]:
         """Return the Cholesky factor of the ridged matrix."""
-        system = self.gram.clone()
-        system.diagonal().add_(ridge)
-        factor, info = torch.linalg.cholesky_ex(system)
-        if int(info) > 0:
-            raise SingularMomentsError(
-                f"pivot {int(info)} of {len(system)} is not positive: the sums are not second "
-                "moments; collect them again in float64"
-            )
-        return factor
+        return factor_ridged(self.gram, ridge)
+
+
+def column_scales(power: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Return the scales of columns with these second moments: their roots, with a floor."""
+    scale = power.clamp_min(SCALE_FLOOR**2 * power.mean()).sqrt()
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def factor_ridged(matrix: Float[Tensor, "n n"], ridge: float) -> Float[Tensor, "n n"]:
+    """Return the Cholesky factor of `matrix` with `ridge` added to its diagonal."""
+    system = matrix.clone()
+    system.diagonal().add_(ridge)
+    factor, info = torch.linalg.cholesky_ex(system)
+    if int(info) > 0:
+        raise SingularMomentsError(
+            f"pivot {int(info)} of {len(system)} is not positive: the sums are not second "
+            "moments; collect them again in float64"
+        )
+    return factor
 
 
 def refit(

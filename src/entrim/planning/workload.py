@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from entrim.calibration.collect import LayerStatistics, collection_passes, size_of
+from entrim.calibration.collect import LayerStatistics, collection_passes
 from entrim.calibration.consumers import BoundConsumer
+from entrim.calibration.gram import MAX_COLUMNS, reduced_columns
 from entrim.calibration.work import PassWork, Work
 from entrim.graph.channel_graph import Group
 from entrim.selection.base import GroupTarget
-from entrim.selection.elimination import MAX_COLUMNS, EliminationSelector
+from entrim.selection.elimination import EliminationSelector
 from entrim.selection.entropic import EntropicSelector
 
 RIDGE_SOLVES = 4
@@ -62,6 +63,11 @@ class Workload:
         outputs, channels = consumer.outputs / consumer.geometry.groups, group.channels
         n = channels * _columns_per_channel(consumer, group.name)
         double = n * n * outputs
+        if self.statistics.keeps_rows(consumer):
+            rows = self.forward.rows(consumer)
+            reduced = max(channels, min(n, reduced_columns(self.forward.task.memory_limit)))
+            double = rows * n * (outputs + 2 * n / channels)
+            n = reduced
         if isinstance(target.selector, EntropicSelector):
             solves = PENALTY_SOLVES if target.penalty is not None else WIDTH_SOLVES
             double += solves * (n**3 / 3 + n * n * outputs + CALL)
@@ -123,7 +129,8 @@ class Workload:
     @cached_property
     def gram_bytes(self) -> int:
         """The size of all Gram matrices."""
-        return sum(map(size_of, self.statistics.consumers.values()))
+        sizes = map(self.statistics.forward.statistics_bytes, self.statistics.consumers.values())
+        return sum(sizes)
 
     def live_bytes(self) -> int:
         """Return the bytes of one image that are stored in the reconstruction, at most."""
@@ -136,7 +143,11 @@ class Workload:
     def _solve(self, consumer: BoundConsumer, n: int | float) -> Work:
         """Return the work of one ridge regression on `n` columns."""
         outputs = consumer.outputs / consumer.geometry.groups
-        return Work(double=consumer.geometry.groups * (n**3 / 3 + 2 * n * n * outputs))
+        double = n**3 / 3 + 2 * n * n * outputs
+        rows = self.forward.rows(consumer)
+        if self.statistics.keeps_rows(consumer) and rows < n:
+            double = rows * rows * n + rows**3 / 3 + 2 * rows * n * outputs
+        return Work(double=consumer.geometry.groups * double)
 
 
 def _columns_per_channel(consumer: BoundConsumer, group: str) -> int:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from entrim.calibration.collect import Gram
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
+from entrim.calibration.gram import Gram, LayerRows
 from entrim.entropic.least_squares import Refit, refit
 from entrim.entropic.moments import Moments
+from entrim.entropic.observations import Observations, refit_rows
 from entrim.entropic.solution import Part
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.residual_blocks import ResidualBlock
@@ -84,7 +85,7 @@ def mask_removed(weight: Tensor, dim: int, dims: Mapping[int, Sequence[int]]) ->
 
 def refit_layer(
     reader: BoundConsumer,
-    gram: Gram,
+    gram: Gram | LayerRows,
     kept_indices: KeptIndices,
     original: Mapping[str, Tensor],
     tensors: dict[str, Tensor],
@@ -92,29 +93,19 @@ def refit_layer(
 ) -> None:
     """Refit one layer on the original activations, in place in `tensors`.
 
-    Cost: a Cholesky factorization of its kept columns.
+    Cost: a Cholesky factorization of the size of its kept columns, or of its rows if they are kept.
     """
     weight = reader.matrices(original[reader.spec.weight]).double().cpu()
     parts = []
     for number, (rows, columns) in enumerate(_kept_matrix(reader, kept_indices)):
-        sums = gram.sums[number].cpu()
-        removed = torch.ones(len(sums) - 1, dtype=torch.bool)
-        removed[columns] = False
-        lost = removed.nonzero()[:, 0]
-        kept = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + columns])
-        moments = Moments(
-            count=gram.count,
-            gram_sum=sums[kept][:, kept],
-            cross_sum=sums[kept][:, 1 + lost] @ weight[number][rows][:, lost].T,
-            target_sum_sq=0.0,
-        )
-        parts.append(solve_layer(reader, moments, select_ridge(reader, [moments], ridge)))
+        problem = gram.problem(number, columns, weight[number][rows])
+        parts.append(solve_layer(reader, problem, select_ridge(reader, [problem], ridge)))
     apply_update(reader, parts, kept_indices, tensors)
 
 
 def fit_on(
     reader: BoundConsumer,
-    gram: Gram,
+    gram: Gram | LayerRows,
     kept_indices: KeptIndices,
     original: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
@@ -130,10 +121,9 @@ def fit_on(
         )
     error, variance, columns = 0.0, 0.0, 0
     for number, (rows, kept) in enumerate(_kept_matrix(reader, kept_indices)):
-        sums = gram.sums[number].cpu()
         change = torch.cat([shift[number][:, None], new[number] - old[number]], 1)[rows]
-        error += float((change @ sums * change).sum()) / gram.count
-        variance += _variance(sums, old[number][rows], gram.count)
+        error += gram.mean_square(number, change)
+        variance += gram.variance(number, old[number][rows])
         columns = len(kept)
     relative = max(0.0, error) / variance if variance else 0.0
     return LayerFit(reader.spec.layer, gram.count, columns, relative)
@@ -184,7 +174,7 @@ def place_solution(
         tensors[home] = tensors[home] + offset
 
 
-def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
+def solve_layer(reader: BoundConsumer, moments: Moments | Observations, ridge: float) -> Refit:
     """Return the least-squares fit, without intercept if the layer cannot represent one.
 
     An infinite ridge gives zeros.
@@ -195,10 +185,14 @@ def solve_layer(reader: BoundConsumer, moments: Moments, ridge: float) -> Refit:
         return Refit(weight=zeros[:, 1:], bias=zeros[:, 0], mse=mse)
     if reader.spec.intercept_target is None:
         moments = moments.through_origin()
+    if isinstance(moments, Observations):
+        return refit_rows(moments, ridge=ridge)
     return refit(moments.to("cpu"), range(moments.channels), ridge=ridge)
 
 
-def select_ridge(reader: BoundConsumer, splits: Sequence[Moments], ridge: float | None) -> float:
+def select_ridge(
+    reader: BoundConsumer, splits: Sequence[Moments | Observations], ridge: float | None
+) -> float:
     """Return `ridge`, or the one that is best on the second of two `splits` if it is None.
 
     An infinite ridge keeps the present weights: if no fit is better on the second split, or if
@@ -219,10 +213,7 @@ def select_ridge(reader: BoundConsumer, splits: Sequence[Moments], ridge: float 
         return judge(RIDGES[candidate])
 
     def judge(candidate: float) -> float:
-        fit = solve_layer(reader, fitting, candidate)
-        solution = torch.cat([fit.bias[None], fit.weight.T]).to(inner.gram_sum)
-        fitted = (2 * inner.cross_sum - inner.gram_sum @ solution) * solution
-        return inner.target_sum_sq - float(fitted.sum())
+        return squared_error(inner, solve_layer(reader, fitting, candidate))
 
     best = len(RIDGES) // 2
     step = 1 if error(best + 1) < error(best) else -1
@@ -231,6 +222,15 @@ def select_ridge(reader: BoundConsumer, splits: Sequence[Moments], ridge: float 
     if error(best) < inner.target_sum_sq:
         return RIDGES[best]
     return next((one for one in LARGE_RIDGES if judge(one) < inner.target_sum_sq), math.inf)
+
+
+def squared_error(data: Moments | Observations, fit: Refit) -> float:
+    """Return the sum of the squared errors of `fit`."""
+    if isinstance(data, Observations):
+        return data.squared_error(fit)
+    solution = torch.cat([fit.bias[None], fit.weight.T]).to(data.gram_sum)
+    fitted = (2 * data.cross_sum - data.gram_sum @ solution) * solution
+    return data.target_sum_sq - float(fitted.sum())
 
 
 def apply_update(
@@ -273,10 +273,3 @@ def as_fit(reader: BoundConsumer, parts: Sequence[Refit], rows: int, variance: f
     lack = sum(part.mse * len(part.bias) for part in parts)
     columns = parts[0].weight.shape[1]
     return LayerFit(reader.spec.layer, rows, columns, lack / variance if variance else 0.0)
-
-
-def _variance(sums: Float[Tensor, "n1 n1"], weight: Float[Tensor, "M n"], count: int) -> float:
-    """Return the variance of the outputs of `weight`, summed over the outputs."""
-    mean = sums[0, 1:] / count
-    second = float((weight * (weight @ sums[1:, 1:])).sum()) / count
-    return max(0.0, second - float((weight @ mean).square().sum()))

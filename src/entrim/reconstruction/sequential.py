@@ -49,6 +49,7 @@ from entrim.reconstruction.layer import (
     select_ridge,
     solve_layer,
 )
+from entrim.reconstruction.residual_rows import ResidualRows
 from entrim.selection.base import ChannelSelection
 from entrim.surgery.prune import part_of
 
@@ -239,9 +240,13 @@ def _refit(
     inputs, outputs = reader.kept_channels(kept_indices)
     axis = -1 - len(reader.geometry.kernel)
     weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
-    splits = [ResidualMoments.of(reader, weight, len(inputs)) for _ in range(2)]
+    columns = reader.matrices(weight).shape[-1]
+    by_rows = task.keeps_rows(reader, columns)
+    splits = [
+        ResidualRows.of(reader) if by_rows else ResidualMoments.of(reader, weight, len(inputs))
+        for _ in range(2)
+    ]
     target_stats = ChannelStats()
-    columns = splits[0].cross.shape[-1]
     generator = task.drawing(f"reconstruction of {reader.spec.layer}")
     for batch in range(old.n_batches):
         images = old.batch_size(batch)
@@ -270,13 +275,13 @@ def _refit(
             for sums, part in zip(splits, split, strict=False):
                 sums.add_rows(rows[:, part].flatten(1, 2), residual[part].flatten(0, 1))
             target_stats.add(target.index_select(1, stay))
-    known = [sums.moments() for sums in splits if sums.gram.count]
+    known = [sums.moments() for sums in splits if sums.count]
     parts = [
         solve_layer(reader, reduce(operator.add, moments), select_ridge(reader, moments, ridge))
         for moments in zip(*known, strict=True)
     ]
     apply_update(reader, parts, kept_indices, new.tensors)
-    count = sum(sums.gram.count for sums in splits)
+    count = sum(sums.count for sums in splits)
     fit = as_fit(reader, parts, count, float(target_stats.variance.sum()))
     return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
 
@@ -445,6 +450,11 @@ class ResidualMoments:
             torch.zeros(outputs, dtype=torch.float64, device=device),
             torch.zeros(outputs, dtype=torch.float64, device=device),
         )
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return self.gram.count
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Add one batch of inputs and of residuals at the outputs."""

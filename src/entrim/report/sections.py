@@ -40,6 +40,7 @@ def cards(record: Record) -> list[Card]:
         _size_card("MACs per image", "macs", record, short),
         _size_card("bytes in memory", "bytes", record, size),
         _latency_card(record.before, record.after),
+        _energy_card(record.before.energy, record.after.energy),
     ]
     if record.holdout is not None and record.holdout.figures():
         found.insert(0, _holdout_card(record.holdout))
@@ -96,6 +97,19 @@ def _latency_card(before: Size, after: Size) -> Card:
         f"{seconds(after.deviation / 2)}, for {after.batch} image{'s' * (after.batch != 1)}",
         share=after.latency / before.latency if before.latency else 1.0,
         class_name="slower" if significant and not faster else None,
+    )
+
+
+def _energy_card(before: float | None, after: float | None) -> Card:
+    """Return the card of the energy per image, which few systems can measure."""
+    if before is None or after is None:
+        return Card(number="–", label="energy per image", change="not measured")
+    lower = after <= before
+    return Card(
+        number=times(before, after) if lower else times(after, before),
+        label=f"{'lower' if lower else 'higher'} energy per image",
+        change=f"{before:.3g} J → {after:.3g} J, of the whole processor",
+        share=after / before if before else 1.0,
     )
 
 

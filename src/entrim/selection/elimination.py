@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from entrim.calibration.gram import MAX_COLUMNS
 from entrim.entropic.least_squares import NormalEquations
 from entrim.entropic.moments import Moments, columns_of
 from entrim.selection.base import GroupStatistics
@@ -16,8 +17,6 @@ WAITING = 16
 """Number of elimination steps after which the inverse is updated."""
 AT_ONCE = 64
 """One channel of this many is removed at once, at least one."""
-MAX_COLUMNS = 2048
-"""Number of columns above which those of each channel are reduced to its principal directions."""
 COMPACT = 0.2
 """Share of removed channels above which the matrices are compacted."""
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from entrim.graph.eager import (
     remove_hooks,
     samples,
 )
+from entrim.surgery.energy import EnergyMeter
 
 _WARM_UP = 3
+_POWERCAP = Path("/sys/class/powercap")
 _UNITS = ("B", "kB", "MB", "GB")
 
 
@@ -57,6 +60,8 @@ class Measurement:
     bytes: int
     """Bytes of all parameters and buffers; a shared tensor counts once."""
     latency: Latency
+    energy: float | None = None
+    """Joules per sample of the whole processor, idle power included; None if not measurable."""
 
     def __str__(self) -> str:
         return (
@@ -109,7 +114,9 @@ def measure(
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
     with torch.no_grad(), _evaluating(model), _on_threads(threads) as running:
         macs = round(_flops(model, example_inputs) / 2 / batch)
+        meter = EnergyMeter.start(_POWERCAP)
         seconds = _seconds(model, example_inputs, repeats)
+        joules = meter.joules()
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return Measurement(
         params=sum(parameter.numel() for parameter in model.parameters()),
@@ -118,6 +125,7 @@ def measure(
         latency=Latency(
             median=median, deviation=high - low, batch=batch, threads=running, repeats=repeats
         ),
+        energy=None if joules is None else joules / (batch * (_WARM_UP + repeats)),
     )
 
 

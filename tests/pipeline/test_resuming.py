@@ -1,5 +1,9 @@
 """An interrupted run continues after its finished units, and computes the same result."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -19,6 +23,7 @@ from entrim.reconstruction import layer, sequential
 from entrim.selection import elimination
 from tests.callbacks import Recorder, StopAt, StopError
 
+ROOT = Path(__file__).parents[2]
 INDEPENDENT = entrim.Reconstruction(order="independent")
 PENALTY = entrim.EntropicPenalty(eps_w=-1e-3, eps_l2=1e-3)
 RUNS: dict[str, dict[str, Any]] = {
@@ -169,6 +174,41 @@ def test_a_run_that_is_stopped_at_every_step_computes_the_same_result(
     decisions += [event for event in last.in_stage("reconstruct") if event.is_final]
     assert decisions
     assert all(event.detail.endswith("restored") for event in decisions)
+
+
+CHILD = """
+import os, signal, sys, torch
+from pathlib import Path
+import entrim
+from tests.pipeline.test_resuming import RUNS, run
+
+class Kill(entrim.Callback):
+    def on_step(self, event):
+        if (event.stage, event.done) == ("reconstruct", 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+torch.set_num_threads(1)
+run(Path(sys.argv[1]), Kill(), **RUNS["budget"])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills by signal")
+def test_a_killed_run_restores_its_finished_units_and_computes_the_same_result(
+    tmp_path: Path, counts: Counter[str]
+) -> None:
+    folder, path = tmp_path / "checkpoints", os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    command = [sys.executable, "-c", CHILD, str(folder)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert units_in(folder)
+    recorder = Recorder()
+    resumed = run(folder, recorder, **RUNS["budget"])
+    assert counts[RANKED] == counts[MEASURED] == 0
+    details = [event.detail for event in recorder.in_stage("reconstruct")]
+    assert details[0].endswith("restored")
+    assert not details[-1].endswith("restored")
+    assert not folder.exists()
+    assert_same(resumed, run(**RUNS["budget"]))
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ class NodeInputs:
         """Return the error for an operator, or for a use of it, that is not implemented."""
         return OnnxError(
             f"{self.label} is not supported{' ' + what if what else ''}: export the network "
-            "without it, or end the file before this node with onnx.utils.extract_model"
+            "without it, or split the file before this node with onnx.utils.extract_model"
         )
 
 

@@ -58,7 +58,9 @@ def test_demo_runs_can_be_distilled_and_compared(
     done = command(*words, "--json")
     assert done.code == 0, done.err
     distilled = json.loads(done.out)["distilled"]
-    assert distilled["images"] + distilled["holdout"] == demo.CALIBRATION
+    held = read(workshop / "entrim-demo" / "entrim").record.holdout
+    assert held is not None
+    assert distilled["images"] + distilled["holdout"] + held.images == demo.CALIBRATION
     assert command("compare", "entrim-demo/paper", "entrim-demo/entrim").code == 0
 
 

@@ -208,7 +208,7 @@ def _estimate(model: nn.Module, task: TrainingTask, config: TrainingConfig) -> P
         name="estimate",
         done=0,
         total=config.epochs * math.ceil(task.count / config.batch),
-        detail=f"{config.epochs} epochs of {task.count} images, about {seconds:.0f} s",
+        detail=f"{config.epochs} epochs of {task.count} images",
         seconds_left=seconds,
     )
 

@@ -1,7 +1,7 @@
 """Pruner: several targets on one collection, and the extension points of the pipeline."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,19 +140,19 @@ class TestReusedWork:
             original = getattr(place, name)
 
             def noting(*args: Any, **kwargs: Any) -> Any:
-                note(*args)
+                note(*args, **kwargs)
                 return original(*args, **kwargs)
 
             monkeypatch.setattr(place, name, noting)
 
-        def note_execution(_: Execution, __: object, batches: Sequence[Any], *___: object) -> None:
-            found.executions.append(len(batches))
+        def note_execution(_: Execution, *args: Any, **fields: Any) -> None:
+            found.executions.append(len(fields["batches"] if fields else args[1]))
 
-        def note_operation(*_: object) -> None:
+        def note_operation(*_: object, **__: object) -> None:
             found.operations += 1
 
         def count(name: str) -> Callable[..., None]:
-            return lambda *_: found.calls.update([name])
+            return lambda *_, **__: found.calls.update([name])
 
         wrap(Execution, "__init__", note_execution)
         wrap(Execution, "run", note_operation)

@@ -201,7 +201,7 @@ def reconstruct_sequentially(
     with task.execution() as old:
         changed = [name for name in start if start[name] is not task.tensors[name]]
         new = old.branch(start, changed=changed)
-        missing = missing_branches(old, removed) if correct_residual else ()
+        missing = missing_branches(old, removed) if removed and correct_residual else ()
         norms = [p for p, node in enumerate(old.program.nodes) if batchnorm_of(old.program, node)]
         stops = sorted({*calls, *(norms if reestimate else ())})
         place = 0

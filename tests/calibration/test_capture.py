@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from entrim.calibration.collect import Pass, capture, gram_of, moments_of
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import programs
+from entrim.calibration.gram import Gram
 from entrim.calibration.tensor_store import TensorStore
 from entrim.surgery.trace import trace
 
@@ -79,6 +80,7 @@ def test_the_moments_are_those_of_the_actual_inputs_of_the_layer(name: str) -> N
     groups, outputs = V.shape[:2]
     b = bias.detach().view(groups, outputs, 1) if isinstance(bias, Tensor) else 0 * V[:, :, :1]
     U = torch.cat([b, V], 2)
+    assert isinstance(gram, Gram)
     expected = torch.einsum("gmi,gij,gmj->", U, gram.sums, U)
     torch.testing.assert_close(expected, found.square().sum(), rtol=1e-6, atol=0)
     rows = found.numel() // (groups * outputs)
@@ -126,7 +128,8 @@ def test_a_low_memory_limit_takes_more_passes_with_the_same_result() -> None:
         known = bind_consumers(task.programs[0], trace(model, x))
         with TensorStore(limit) as grams:
             capture(task, list(known.values()), grams, lambda done, _, runs=runs: runs.append(done))
-            found.append((len(runs), [gram_of(grams, name).sums for name in known]))
+            sums = [gram.sums for n in known if isinstance(gram := gram_of(grams, n), Gram)]
+            found.append((len(runs), sums))
     (few, expected), (many, same) = found
     assert (few, many) == (1, 2)
     assert all(torch.equal(a, b) for a, b in zip(expected, same, strict=True))

@@ -196,10 +196,14 @@ def test_kinds_are_checked_before_any_work() -> None:
         entrim.Calibration(outputs="classes")
 
 
-def test_distillation_drops_the_figures() -> None:
+def test_distillation_measures_the_figures_again_on_the_same_number_of_images() -> None:
     r = entrim.sparsify(chain(), X, entrim.Widths(0.5))
     better = entrim.distill(r, X, entrim.Distillation(epochs=1))
-    assert better.record.holdout is None
+    before, after = r.record.holdout, better.record.holdout
+    assert before is not None
+    assert after is not None
+    assert after.images == before.images
+    assert after.error != before.error
 
 
 # Targets

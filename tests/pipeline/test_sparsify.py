@@ -279,7 +279,8 @@ def test_events_and_record_contain_every_decision(tmp_path: Path) -> None:
     assert [event.name for event in recorder.in_stage("select")] == ["0", "3", "7"]
     assert [event.name for event in recorder.in_stage("reconstruct")] == ["3", "7", "9"]
     assert recorder.events[0].stage == "trace"
-    assert [event.stage for event in recorder.events[-2:]] == ["prune", "measure"]
+    order = list(dict.fromkeys(event.stage for event in recorder.events))
+    assert order[-2:] == ["prune", "measure"]
     group = r.record.groups[0]
     assert group.w is not None
     assert sum(group.w) == pytest.approx(1)

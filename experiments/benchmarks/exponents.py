@@ -126,7 +126,7 @@ def measure_sweep(size: str) -> dict[str, Any]:
     }
 
 
-def fit_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+def fit_exponent(sizes: Sequence[int | float], seconds: Sequence[int | float]) -> float:
     """Return the slope of the least-squares line through the logarithms.
 
     >>> fit_exponent([1, 2, 4], [3, 12, 48])

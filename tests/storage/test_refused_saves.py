@@ -59,7 +59,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any], seal: bool = Fal
         (lambda f: (f / "entrim.json").unlink(), "contains no complete network"),
         (lambda f: (f / "entrim.json").write_text("[]"), "was not written by entrim"),
         (lambda f: (f / "entrim.json").write_bytes(b"\xff"), "cannot be read"),
-        (lambda f: edit(f, lambda m: m.update(format=2)), "format 2, this .* up to 1: update"),
+        (lambda f: edit(f, lambda m: m.update(format=3)), "format 3, this .* up to 2: update"),
         (lambda f: edit(f, lambda m: m["plan"]["kept"].update(a=[0])), "entrim.json was modified"),
         (lambda f: edit(f, lambda m: m.pop("small"), seal=True), "is damaged"),
         (lambda f: edit(f, lambda m: m.pop("weights"), seal=True), "is damaged"),

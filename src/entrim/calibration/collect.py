@@ -99,7 +99,9 @@ class Pass:
         found = []
         for source in reader.inputs:
             value = self.programs[0].nodes[source].meta.get("val")
-            every = reader.n_positions(value) if isinstance(value, Tensor) else 1
+            every = 1
+            if isinstance(value, Tensor):
+                every = reader.n_positions(reader.batch_first(value, self.batch_sizes[0]))
             drawn = self.n_sampled(reader, every, columns)
             found.append((every if drawn is None else drawn, every))
         return found

@@ -40,8 +40,9 @@ def cards(record: Record) -> list[Card]:
         _size_card("MACs per image", "macs", record, short),
         _size_card("bytes in memory", "bytes", record, size),
         _latency_card(record.before, record.after),
-        _energy_card(record.before.energy, record.after.energy),
     ]
+    if record.before.energy is not None and record.after.energy is not None:
+        found.append(_energy_card(record.before.energy, record.after.energy))
     if record.holdout is not None and record.holdout.figures():
         found.insert(0, _holdout_card(record.holdout))
     return found if record.score is None else [_score_card(record), *found]
@@ -100,10 +101,8 @@ def _latency_card(before: Size, after: Size) -> Card:
     )
 
 
-def _energy_card(before: float | None, after: float | None) -> Card:
+def _energy_card(before: float, after: float) -> Card:
     """Return the card of the energy per image, which few systems can measure."""
-    if before is None or after is None:
-        return Card(number="–", label="energy per image", change="not measured")
     lower = after <= before
     return Card(
         number=times(before, after) if lower else times(after, before),

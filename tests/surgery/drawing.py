@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from entrim.graph.eager import ExampleInputs
 from tests.surgery.kinds import shuffle
 
 Operation = tuple[str, int, int]
@@ -30,13 +31,14 @@ class Drawn(nn.Module):
         variant = sum(a + b for _, a, b in steps)
         self.keyword, self.in_place = variant % 3 == 0, variant % 4 == 1
         self.folded, self.images_second = variant % 5 == 2, variant % 7 == 3
+        self.second_input, self.second_output = variant % 6 == 5, variant % 8 == 6
         conv(self, len(steps), 1)
         for name, a, b in steps:
             STEPS[name](self, a, b)
         self.head = nn.Linear(self.width, 3)
 
-    def forward(self, pixelValues: Tensor) -> Tensor:
-        x = pixelValues
+    def forward(self, pixelValues: Tensor, shift: Tensor | None = None) -> Any:
+        x = pixelValues if shift is None else pixelValues + shift
         if self.in_place:
             x -= 0.25
         if self.folded:
@@ -46,7 +48,15 @@ class Drawn(nn.Module):
             x = run(self, x, past)
             past.append(x)
         scores = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return scores.T if self.images_second else scores
+        scores = scores.T if self.images_second else scores
+        return {"scores": scores, "features": (past[0],)} if self.second_output else scores
+
+    def example_inputs(self) -> ExampleInputs:
+        """Return two images, with a second input for some networks."""
+        images, shift = torch.randn(2, 3, 8, 8), torch.randn(1, 3, 1, 1)
+        if self.keyword:
+            return {"pixelValues": images} | ({"shift": shift} if self.second_input else {})
+        return (images, shift) if self.second_input else images
 
     def hold(self, layer: nn.Module) -> str:
         """Keep a layer and return its name."""
@@ -174,7 +184,7 @@ def shuffled(net: Drawn, a: int, b: int) -> None:
 def pixels(net: Drawn, a: int, b: int) -> None:
     if b % 2 and net.width % 4 == 0 and net.width > 4 and net.side <= 8:
         net.then(lambda _, x, __: F.pixel_shuffle(x, 2), net.width // 4, net.side * 2)
-    elif net.width <= 8 and net.side >= 8:
+    elif net.width <= 8 and net.side >= 8 and net.side % 2 == 0:
         net.then(lambda _, x, __: F.pixel_unshuffle(x, 2), net.width * 4, net.side // 2)
 
 
@@ -267,6 +277,8 @@ def written(net: Drawn, a: int, b: int) -> None:
 
 def folded(net: Drawn, a: int, b: int) -> None:
     """Fold halves of the image into the batch, as frames of a video are."""
+    if net.side % 2:
+        return
     width, side = WIDTHS[a % 4], net.side
     name = net.hold(nn.Conv2d(net.width, width, 1))
 
@@ -337,6 +349,83 @@ def functional_norm(net: Drawn, a: int, b: int) -> None:
     net.then(run)
 
 
+class DrawnAttention(nn.Module):
+    """Attention over the positions of an image."""
+
+    def __init__(self, width: int, heads: int, *, fused: bool, by_products: bool) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.attn_dim = heads, 4, 4 * heads
+        self.fused, self.by_products = fused, by_products
+        self.norm = nn.LayerNorm(width)
+        count, size = (1, 12 * heads) if fused else (3, 4 * heads)
+        self.inputs = nn.ModuleList(nn.Linear(width, size) for _ in range(count))
+        self.proj = nn.Linear(4 * heads, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(x.flatten(2).transpose(1, 2))
+        b, n = tokens.shape[:2]
+        if self.fused:
+            y = self.inputs[0](tokens).reshape(b, n, 3, self.num_heads, self.head_dim)
+            q, k, v = y.permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            shape = (b, n, self.num_heads, self.head_dim)
+            q, k, v = (layer(tokens).view(shape).transpose(1, 2) for layer in self.inputs)
+        if self.by_products:
+            y = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v)
+        y = self.proj(y.transpose(1, 2).reshape(b, n, self.attn_dim))
+        return x + y.transpose(1, 2).reshape(x.shape)
+
+
+def attention(net: Drawn, a: int, b: int) -> None:
+    layer = DrawnAttention(net.width, 2 + a % 3, fused=b % 2 == 0, by_products=b % 3 == 0)
+    net.through(layer)
+
+
+def channel_norm(net: Drawn, a: int, b: int) -> None:
+    """Normalize over the channels."""
+    if a % 3 == 0:
+        net.through(nn.GroupNorm(1, net.width))
+        return
+    layer = nn.LayerNorm(net.width, bias=b % 2 == 0) if a % 3 == 1 else nn.RMSNorm(net.width)
+    name = net.hold(layer)
+    net.then(lambda net, x, _: net.layers[name](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+def tied(net: Drawn, a: int, b: int) -> None:
+    """Let two layers share one weight, the second of them transposed for some networks."""
+    first, second = nn.Conv2d(net.width, net.width, 1), nn.Conv2d(net.width, net.width, 1)
+    second.weight = first.weight
+    names = net.hold(first), net.hold(second)
+
+    def run(net: Any, x: Tensor, _: list[Tensor]) -> Tensor:
+        y = F.relu(net.layers[names[0]](x))
+        if b % 2:
+            return net.layers[names[1]](y)
+        weight = net.layers[names[1]].weight.flatten(1).T
+        return F.conv2d(y, weight[:, :, None, None])
+
+    net.then(run)
+
+
+def in_place(net: Drawn, a: int, b: int) -> None:
+    """Modify activations in place."""
+    kinds: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: x.clone().add_(1),
+        lambda x: (x * 2).relu_().mul_(0.5),
+        lambda x: F.silu(x + 0, inplace=True),
+        lambda x: (x + 0).clamp_(-1, 1).add_(x),
+    )
+    net.then(lambda _, x, __: kinds[a % len(kinds)](x))
+
+
+def odd(net: Drawn, a: int, b: int) -> None:
+    """Change the size of the images to an odd or even one."""
+    if net.side <= 8:
+        net.then(lambda _, x, __: F.pad(x, (0, 1, 1, 0)), side=net.side + 1)
+
+
 STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
     step.__name__: step
     for step in (
@@ -367,5 +456,10 @@ STEPS: dict[str, Callable[[Drawn, int, int], None]] = {
         aliased,
         counter,
         functional_norm,
+        attention,
+        channel_norm,
+        tied,
+        in_place,
+        odd,
     )
 }

@@ -57,9 +57,10 @@ def masked_outputs(
 ) -> list[Tensor]:
     """Return the outputs of the original when the *inputs* from removed channels are zero.
 
-    Activations are masked here, by hooks on the layers; `entrim` itself masks weights.
+    Activations are masked here, by hooks on the layers; `entrim` itself masks weights. The
+    statistics of normalizations over channels are computed here from the kept ones.
     """
-    hooks = []
+    hooks = _restrict_norms(model, graph, kept)
     for site in graph.consumers:
         removed = sorted(
             position
@@ -81,6 +82,51 @@ def masked_outputs(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _restrict_norms(
+    model: nn.Module, graph: ChannelGraph, kept: Mapping[str, Sequence[int]]
+) -> list[Any]:
+    hooks = []
+    parameters = dict(model.named_parameters())
+    for name in graph.norms:
+        removed = {
+            position
+            for group in graph.groups
+            for member in group.members
+            if (member.tensor, member.dim) == (name, 0)
+            for unit, positions in enumerate(member.indices)
+            if unit not in kept.get(group.name, range(group.channels))
+            for position in positions
+        }
+        stay = torch.tensor([i for i in range(len(parameters[name])) if i not in removed])
+        hooks += [
+            module.register_forward_hook(_normalize(stay))
+            for module in model.modules()
+            if getattr(module, "weight", None) is parameters[name]
+        ]
+    return hooks
+
+
+def _normalize(stay: Tensor) -> Callable[..., Tensor]:
+    """Return a hook that normalizes with the statistics of the channels in `stay`."""
+
+    def normalize(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        norm: Any = layer
+        first = getattr(layer, "data_format", None) == "channels_first"
+        axis = 1 if first or isinstance(layer, nn.GroupNorm) else -1
+        x = inputs[0].movedim(axis, -1)
+        over = tuple(range(1, x.dim())) if isinstance(layer, nn.GroupNorm) else (-1,)
+        some = x[..., stay]
+        if not isinstance(layer, nn.RMSNorm):
+            x = x - some.mean(over, keepdim=True)
+            some = x[..., stay]
+        eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+        y = x / (some.square().mean(over, keepdim=True) + eps).sqrt() * norm.weight
+        bias = getattr(norm, "bias", None)
+        return (y if bias is None else y + bias).movedim(-1, axis).contiguous()
+
+    return normalize
 
 
 def _mask_inputs(layer: nn.Module, removed: list[int]) -> Callable[..., Any]:

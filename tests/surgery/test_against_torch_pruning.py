@@ -25,6 +25,7 @@ BREAKS = {
     "InstanceNorm": "does not prune its running statistics",
     "GroupNorm": "leaves num_groups as it was",
     "a GroupNorm without parameters, used twice": "leaves num_groups as it was",
+    "RMSNorm, shared by two calls": "leaves normalized_shape as it was",
     "LayerNorm over positions": "prunes the parameters that belong to positions",
     "concat": "counts wrongly where the input of the network is concatenated too",
     "concat of positions": "treats it as a concatenation of channels",
@@ -34,6 +35,10 @@ BREAKS = {
     "pixel shuffle": "removes as many channels behind it as before it",
     "padded shortcut": "does not follow padding",
     "functional convolution": "prunes the kernel instead of its channels",
+    "attention": "leaves num_heads as it was",
+    "attention with a bias for each head": "leaves num_heads as it was",
+    "attention by products": "leaves num_heads as it was",
+    "attention by products with a bias": "leaves num_heads as it was",
     "dict in, dict out": "refuses outputs that are not tensors, such as None",
     "frozen parameters": "finds no layer",
 }

@@ -8,7 +8,7 @@ from torch import nn
 
 import entrim
 from entrim.surgery import measure as measuring
-from entrim.surgery.energy import EnergyMeter
+from entrim.surgery.measure import EnergyMeter
 
 
 def write_zone(folder: Path, name: str, energy: int, limit: int = 1_000_000) -> Path:

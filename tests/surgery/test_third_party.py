@@ -64,7 +64,7 @@ GROUPS: dict[Callable[[], nn.Module], int] = {
     regnet: 20,
     mobilenet_v1: 14,
     mobilenet_v2: 25,
-    convnext: 5,
+    convnext: 9,
     efficientnet: 24,
 }
 
@@ -90,7 +90,7 @@ def test_a_network_with_standardized_weights_is_refused_with_the_reason() -> Non
         embedding_size=8, hidden_sizes=[32, 32, 32, 32], depths=[1, 1, 1, 1], num_groups=4
     )
     model = transformers.BitForImageClassification(config)
-    with pytest.raises(NothingToCutError, match=r"conv1 has a computed weight"):
+    with pytest.raises(NothingToCutError, match=r"has a computed weight"):
         trace(model, {"pixel_values": torch.randn(2, 3, 32, 32)})
 
 

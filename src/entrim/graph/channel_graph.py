@@ -1,10 +1,9 @@
 """The channel graph: groups of coupled channels, their consumers, and frozen channels."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-
-from entrim.graph.residual_blocks import ResidualBlock
+from typing import Any
 
 Indices = tuple[tuple[int, ...], ...]
 """For each channel of a group, its positions along one dimension."""
@@ -26,9 +25,12 @@ class Attribute:
 
     module: str
     name: str
+    """Its name, or the path of an item of it, such as `normalized_shape.0`."""
     indices: Indices
     step: int = 1
     """The attribute decreases by one for every `step` removed positions."""
+    is_guess: bool = False
+    """Whether its name and value show what it counts, not the rule of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,20 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidualBlock:
+    """A module that computes x + f(x), possibly with an activation that leaves x unchanged."""
+
+    name: str
+    """Name of the module."""
+    tensors: tuple[str, ...]
+    """Its parameters and buffers."""
+    zeroed: tuple[str, ...]
+    """Parameters of the last layer of f: f is zero if they are."""
+    groups: tuple[str, ...] = ()
+    """Groups all of whose channels are inside of f."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelGraph:
     """Groups of coupled channels, the layers that consume them, and frozen channels.
 
@@ -95,6 +111,12 @@ class ChannelGraph:
         Shape of every parameter and buffer of the network.
     blocks : tuple of ResidualBlock
         Residual blocks that can be replaced by an identity.
+    norms : dict
+        Weight -> layer of every normalization over prunable channels, such as a LayerNorm. Its
+        statistics change: in the pruned network they are those of the kept channels.
+    products : dict
+        Group -> MACs per image of products of activations, for each channel: those of one head
+        of an attention.
 
     Examples
     --------
@@ -110,6 +132,13 @@ class ChannelGraph:
     frozen: tuple[Frozen, ...]
     shapes: Mapping[str, tuple[int, ...]]
     blocks: tuple[ResidualBlock, ...] = ()
+    norms: Mapping[str, str] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
+
+    def restricted_norms(self, kept: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Return, by weight, the kept channels of every normalization that loses channels."""
+        indices = self.kept_indices(kept)
+        return {weight: indices[weight][0] for weight in self.norms if weight in indices}
 
     def block(self, name: str) -> ResidualBlock:
         """Return the residual block called `name`; raise a KeyError if there is none."""
@@ -117,6 +146,10 @@ class ChannelGraph:
             if block.name == name:
                 return block
         raise KeyError(name)
+
+    def blocks_within(self, names: Collection[str]) -> list[ResidualBlock]:
+        """Return the residual blocks whose inner groups are all in `names`."""
+        return [b for b in self.blocks if b.groups and set(b.groups) <= set(names)]
 
     def emptied_blocks(self, widths: Mapping[str, int]) -> tuple[str, ...]:
         """Return the residual blocks whose inner groups all have the width 0."""
@@ -162,6 +195,16 @@ class ChannelGraph:
                 deltas[key] = deltas.get(key, 0) + count // attribute.step
         return {key: delta for key, delta in deltas.items() if delta}
 
+    def without_guesses(self, names: Collection[str]) -> "ChannelGraph":
+        """Return the graph without the guessed attributes of the groups called `names`."""
+        groups = (
+            replace(g, attributes=tuple(a for a in g.attributes if not a.is_guess))
+            if g.name in names
+            else g
+            for g in self.groups
+        )
+        return replace(self, groups=tuple(groups))
+
     def small_shape(self, tensor: str, kept: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
         """Return the shape of `tensor` after pruning to `kept`."""
         indices = self.kept_indices(kept).get(tensor, {})
@@ -189,12 +232,25 @@ class ChannelGraph:
             )
             for consumer in self.consumers
         )
+        groups = tuple(group for group in self.groups if group.name not in names)
+        touched = {member.tensor for group in groups for member in group.members}
         return replace(
             self,
-            groups=tuple(group for group in self.groups if group.name not in names),
+            groups=groups,
             consumers=tuple(layer for layer in consumers if layer.columns_per_channel),
             frozen=self.frozen + frozen,
+            norms={weight: layer for weight, layer in self.norms.items() if weight in touched},
         )
+
+    def __repr__(self) -> str:
+        return (
+            f"<ChannelGraph of {len(self.groups)} groups, {len(self.consumers)} layers that read "
+            "them: print it for a table>"
+        )
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the table in IPython and notebooks."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         sections = [
@@ -202,8 +258,19 @@ class ChannelGraph:
             ("layer", "columns per channel", "intercept goes to", _consumer_rows(self)),
             ("frozen", "channels", "because", _frozen_rows(self)),
             ("block", "groups", "can be replaced by", _block_rows(self)),
+            ("normalization", "channels", "of which the kept ones give", _norm_rows(self)),
         ]
         return "\n\n".join(_table(*section) for section in sections if section[-1])
+
+
+def is_inside(name: str, module: str) -> bool:
+    """Whether a tensor or module called `name` belongs to `module`."""
+    return name.startswith(f"{module}.")
+
+
+def tensors_in(blocks: Iterable[ResidualBlock]) -> set[str]:
+    """Return the tensors of all `blocks`."""
+    return {name for block in blocks for name in block.tensors}
 
 
 Row = tuple[str, str, str]
@@ -233,6 +300,13 @@ def _frozen_rows(graph: ChannelGraph) -> list[Row]:
 
 def _block_rows(graph: ChannelGraph) -> list[Row]:
     return [(b.name, str(len(b.groups)), "an identity") for b in graph.blocks]
+
+
+def _norm_rows(graph: ChannelGraph) -> list[Row]:
+    return [
+        (layer, str(graph.shapes[weight][0]), "its statistics")
+        for weight, layer in graph.norms.items()
+    ]
 
 
 def _shorten(names: Sequence[str], most: int = 4) -> str:

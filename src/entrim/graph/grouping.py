@@ -13,9 +13,12 @@ from entrim.graph.channel_graph import (
     Group,
     Indices,
     Member,
+    ResidualBlock,
+    is_inside,
 )
 from entrim.graph.channel_ids import ChannelIds
-from entrim.graph.residual_blocks import ResidualBlock, find_residual_blocks, is_inside
+from entrim.graph.residual_blocks import find_residual_blocks
+from entrim.graph.sizes import find_sizes
 from entrim.graph.tracer import TraceState, Vector
 
 Place = dict[int, tuple[str, int]]
@@ -40,7 +43,26 @@ def channel_graph(state: TraceState) -> ChannelGraph:
         frozen=tuple(_frozen_layers(state, place)),
         shapes=state.shapes,
         blocks=tuple(_with_groups(block, groups) for block in find_residual_blocks(state)),
+        norms=_prunable_norms(state, groups),
+        products=_products(state, place, sizes),
     )
+
+
+def _products(state: TraceState, place: Place, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Return, by group, the MACs of products of activations for one channel and image."""
+    found: dict[str, float] = {}
+    for ids, macs in state.products:
+        for name, positions in _indices(state, ids, place, sizes).items():
+            share = sum(map(len, positions)) / len(ids)
+            each = macs * share / sizes[name] / state.images
+            found[name] = found.get(name, 0.0) + each
+    return found
+
+
+def _prunable_norms(state: TraceState, groups: Sequence[Group]) -> dict[str, str]:
+    """Return the normalizations over channels of which some can be pruned."""
+    touched = {member.tensor for group in groups for member in group.members}
+    return {weight: layer for weight, layer in state.norms.items() if weight in touched}
 
 
 def _with_groups(block: ResidualBlock, groups: Sequence[Group]) -> ResidualBlock:
@@ -96,9 +118,10 @@ def _attributes(
     state: TraceState, place: Place, sizes: Mapping[str, int]
 ) -> dict[str, list[Attribute]]:
     attributes: dict[str, list[Attribute]] = {name: [] for name in sizes}
-    for (module, attribute), (ids, step) in state.attributes.items():
-        for name, positions in _indices(state, ids, place, sizes).items():
-            attributes[name].append(Attribute(module, attribute, positions, step))
+    for counted, is_guess in ((state.attributes, False), (find_sizes(state), True)):
+        for (module, attribute), (ids, step) in counted.items():
+            for name, positions in _indices(state, ids, place, sizes).items():
+                attributes[name].append(Attribute(module, attribute, positions, step, is_guess))
     return attributes
 
 

@@ -6,12 +6,12 @@ the tensors `zeroed` are, those of the last layer of f.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
+from entrim.graph.channel_graph import ResidualBlock, is_inside
 from entrim.graph.tracer import TraceState, arguments_of
 
 _AFFINE = ("batch_norm", "layer_norm", "group_norm", "conv", "linear")
@@ -28,20 +28,6 @@ _REPEATED = re.compile(r"@\d+$")
 """End of the key of a module in the stack of a node if this is not its first call."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResidualBlock:
-    """A module that computes x + f(x), possibly with an activation that leaves x unchanged."""
-
-    name: str
-    """Name of the module."""
-    tensors: tuple[str, ...]
-    """Its parameters and buffers."""
-    zeroed: tuple[str, ...]
-    """Parameters of the last layer of f: f is zero if they are."""
-    groups: tuple[str, ...] = ()
-    """Groups all of whose channels are inside of f."""
-
-
 def find_residual_blocks(state: TraceState) -> list[ResidualBlock]:
     """Return the blocks of a trace that may be replaced by an identity; innermost ones only."""
     names = [name for name, _ in state.module.named_modules(remove_duplicate=False) if name]
@@ -55,16 +41,6 @@ def find_residual_blocks(state: TraceState) -> list[ResidualBlock]:
         for block in blocks
         if not any(is_inside(other.name, block.name) for other in blocks if other is not block)
     ]
-
-
-def is_inside(name: str, module: str) -> bool:
-    """Whether a tensor or module called `name` belongs to `module`."""
-    return name.startswith(f"{module}.")
-
-
-def tensors_in(blocks: Iterable[ResidualBlock]) -> set[str]:
-    """Return the tensors of all `blocks`."""
-    return {name for block in blocks for name in block.tensors}
 
 
 def _nodes_by_module(state: TraceState) -> dict[str, list[fx.Node]]:

@@ -14,7 +14,8 @@ from torch.export import ExportedProgram
 
 from entrim.errors import TraceError
 from entrim.graph.channel_ids import ChannelIds, ChannelLayout
-from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks, unwrap
+from entrim.graph.diagnostics import log_diagnostics
+from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks, samples, unwrap
 
 Result = ChannelLayout | tuple[ChannelLayout | None, ...] | None
 Vector = Int[Tensor, " _"]
@@ -40,6 +41,14 @@ class TraceState:
     """Layer -> ids of its outputs."""
     consumers: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     """Weight -> the dimension of its inputs, and the tensor of an intercept."""
+    norms: dict[str, str] = field(default_factory=dict)
+    """Weight of a normalization over channels -> its layer."""
+    products: list[tuple[Vector, int]] = field(default_factory=list)
+    """Ids of the heads of a product of activations, and its MACs for the example inputs."""
+    images: int = 1
+    """Number of images in the example inputs, if there are products."""
+    first_names: dict[int, str] = field(default_factory=dict)
+    """Id of a module -> its first name, filled on demand."""
     attributes: dict[tuple[str, str], tuple[Vector, int]] = field(default_factory=dict)
     """(module, attribute) -> the ids that it counts, and the number of ids per unit."""
 
@@ -69,6 +78,18 @@ class TraceState:
             return self.channels.frozen_layout(_shape(node), f"{node} is not a tensor")
         return value
 
+    def stored_along(self, node: fx.Node, dim: int) -> None:
+        """Let the channels of a parameter with several dimensions, not used before, be along `dim`.
+
+        An example is a position embedding, which is added to the activations.
+        """
+        name = self.names.get(node)
+        if name is not None and node not in self.values:
+            shape = self.shapes[name]
+            if sum(size > 1 for size in shape) > 1 and shape[dim] > 1:
+                ids = self.bind(name, dim, self.channels.new_ids(shape[dim]))
+                self.values[node] = ChannelLayout(shape, dim, ids)
+
     def freeze_call(self, call: "OpCall", reason: str) -> Result:
         """Freeze all inputs and outputs of `call`."""
         operands = list(call.operands())
@@ -85,8 +106,9 @@ class TraceState:
 
     def first_name(self, module: str) -> str:
         """Return the first name under which a module is registered."""
-        target = self.module.get_submodule(module)
-        return next(name for name, found in self.module.named_modules() if found is target)
+        if not self.first_names:
+            self.first_names = {id(found): name for name, found in self.module.named_modules()}
+        return self.first_names[id(self.module.get_submodule(module))]
 
     def _stored_layout(self, name: str) -> ChannelLayout:
         shape = self.shapes[name]
@@ -179,11 +201,17 @@ class OpCall:
         return (self.state.first_name(list(stack.values())[-1][0]),)
 
     def count(self, name: str, ids: Vector, step: int = 1) -> None:
-        """Record that the attribute `name` of the owning modules counts `ids`."""
+        """Record that the attribute `name` of the owning modules counts `ids`.
+
+        Of a tuple, such as the shape that a LayerNorm normalizes, the last number counts them.
+        """
         for owner in self.owners():
             value = getattr(self.state.module.get_submodule(owner), name, None)
+            path = name
+            if isinstance(value, tuple) and value:
+                path, value = f"{name}.{len(value) - 1}", value[-1]
             if type(value) is int and value == len(ids) // step:
-                before, _ = self.state.attributes.setdefault((owner, name), (ids, step))
+                before, _ = self.state.attributes.setdefault((owner, path), (ids, step))
                 self.state.channels.union(before, ids)
 
     def layer(self) -> str:
@@ -213,7 +241,8 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 Rule = Callable[["OpCall"], Result]
 RULES: dict[str, Rule] = {}
-"""Qualified operator -> rule. The modules `rules_*` register those of PyTorch."""
+"""Qualified operator -> rule. The module `rules` registers those of PyTorch."""
+OUTPUT = "it is an output of the network"
 POINTWISE = "pointwise"
 """Name of the rule for all operators that PyTorch tags as element-wise."""
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_size", "sym_numel"}
@@ -235,6 +264,8 @@ def trace_ops(model: nn.Module, example_inputs: ExampleInputs) -> TraceState:
             walk.values[node] = _input_layout(walk, node, program)
         elif node not in names:
             walk.values[node] = _step(walk, node)
+    if walk.products:
+        walk.images = samples(example_inputs)
     return walk
 
 
@@ -250,7 +281,7 @@ def export_program(
                 "character, which torch.export does not support: rename the layer"
             )
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), log_diagnostics("torch.export"):
             warnings.simplefilter("ignore")
             return torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
@@ -341,7 +372,7 @@ def register_rule(operator_name: str, rule: Rule) -> None:
     Examples
     --------
     >>> import entrim
-    >>> from entrim.graph.rules_elementwise import pointwise
+    >>> from entrim.graph.rules import pointwise
     >>> entrim.register_rule("mylib::gate", pointwise)
     """
     RULES[operator_name] = rule
@@ -363,4 +394,4 @@ def _in_place(call: OpCall) -> bool:
 
 def _freeze_outputs(state: TraceState, node: fx.Node) -> None:
     for value in OpCall.of(state, node).operands():
-        state.channels.freeze(value.ids, "it is an output of the network")
+        state.channels.freeze(value.ids, OUTPUT)

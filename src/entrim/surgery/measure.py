@@ -1,10 +1,11 @@
-"""Measure parameters, multiply-accumulates, bytes and latency of a network."""
+"""Measure parameters, multiply-accumulates, bytes, latency and energy of a network."""
 
+import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,16 @@ from entrim.graph.eager import (
     remove_hooks,
     samples,
 )
-from entrim.surgery.energy import EnergyMeter
 
 _WARM_UP = 3
+_ATTENTION_ON_CPU = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ]
+}
+"""The counter of PyTorch knows the operators of attention on other devices only."""
+_SAME = 0.05
+"""A smaller relative difference of latencies is not reported."""
 _POWERCAP = Path("/sys/class/powercap")
 _UNITS = ("B", "kB", "MB", "GB")
 
@@ -129,10 +137,47 @@ def measure(
     )
 
 
+def interleaved_seconds(
+    models: Sequence[nn.Module], example_inputs: ExampleInputs, *, repeats: int = 20
+) -> list[list[float]]:
+    """Return the seconds of `repeats` forward passes of each of `models`, in turns.
+
+    Load of the machine affects all of them alike; the order changes from round to round, because
+    the first network of a round finds other data in the caches.
+    """
+    seconds: list[list[float]] = [[] for _ in models]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for model in models:
+            stack.enter_context(_evaluating(model))
+        for number in range(_WARM_UP + repeats):
+            order = range(len(models))
+            for k in (*order[number % len(models) :], *order[: number % len(models)]):
+                seconds[k].append(_one_pass(models[k], example_inputs))
+    return [times[_WARM_UP:] for times in seconds]
+
+
+def speedup(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
+    """Return by how many times the second of two interleaved measurements is faster.
+
+    The 95 % confidence interval of the median ratio of a round; below 1 it is slower. None if there
+    is no difference: the interval contains 1, or the median differs from 1 by less than 5 %.
+
+    >>> speedup([2.0] * 20, [1.0] * 20), speedup([1.0, 2.0] * 10, [2.0, 1.0] * 10)
+    ((2.0, 2.0), None)
+    """
+    ratios = sorted(old / new for old, new in zip(before, after, strict=True))
+    count, middle = len(ratios), statistics.median(ratios)
+    rank = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)) - 1)  # of the binomial(n, 1/2)
+    low, high = ratios[rank], ratios[count - 1 - rank]
+    return (low, high) if not low <= 1 <= high and abs(middle - 1) >= _SAME else None
+
+
 def _flops(model: nn.Module, example_inputs: ExampleInputs) -> int:
     """Return the number of operations; those that cannot be counted are 0, with a warning."""
     failed: dict[str, None] = {}
-    rules = {op: _tolerant(str(op), rule, failed) for op, rule in flop_registry.items()}
+    known = {**flop_registry, **_ATTENTION_ON_CPU}
+    rules = {op: _tolerant(str(op), rule, failed) for op, rule in known.items()}
     counter = FlopCounterMode(display=False, custom_mapping=rules)
     try:
         with warnings.catch_warnings(), counter:
@@ -166,15 +211,17 @@ def _tolerant(name: str, rule: Callable[..., int], failed: dict[str, None]) -> C
 
 
 def _seconds(model: nn.Module, example_inputs: ExampleInputs, repeats: int) -> list[float]:
-    seconds = []
-    for _ in range(_WARM_UP + repeats):
-        args, kwargs = copy_inputs(example_inputs)
-        _finish()
-        begin = time.perf_counter()
-        model(*args, **kwargs)
-        _finish()
-        seconds.append(time.perf_counter() - begin)
-    return seconds[_WARM_UP:]
+    return [_one_pass(model, example_inputs) for _ in range(_WARM_UP + repeats)][_WARM_UP:]
+
+
+def _one_pass(model: nn.Module, example_inputs: ExampleInputs) -> float:
+    """Return the seconds of one forward pass."""
+    args, kwargs = copy_inputs(example_inputs)
+    _finish()
+    begin = time.perf_counter()
+    model(*args, **kwargs)
+    _finish()
+    return time.perf_counter() - begin
 
 
 def _finish() -> None:
@@ -224,6 +271,43 @@ def _on_threads(threads: int | None) -> Iterator[int]:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyMeter:
+    """The RAPL counters of all processor packages, in microjoules, when the measurement began."""
+
+    begin: dict[Path, int]
+
+    @classmethod
+    def start(cls, folder: Path) -> "EnergyMeter":
+        """Return a meter of the readable packages in a powercap folder."""
+        packages = (zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
+        values = {zone: _read_counter(zone / "energy_uj") for zone in packages}
+        return cls({zone: value for zone, value in values.items() if value is not None})
+
+    def joules(self) -> float | None:
+        """Return the energy since the start, None if no counter is readable.
+
+        A counter that is lower than at the start has wrapped around once.
+        """
+        total = 0
+        for zone, begin in self.begin.items():
+            end, limit = (
+                _read_counter(zone / "energy_uj"),
+                _read_counter(zone / "max_energy_range_uj"),
+            )
+            if end is None or (end < begin and limit is None):
+                return None
+            total += end - begin if end >= begin else end - begin + (limit or 0)
+        return total / 1e6 if self.begin else None
+
+
+def _read_counter(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Plans: kept channels and new weights as plain data."""
+"""Plans: kept channels and new weights as plain data; parts of tensors at kept positions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,8 @@ from entrim.graph.channel_graph import ChannelGraph
 
 FORMAT = 2
 """The format of plans with removed blocks; others are written in the first."""
+Dims = Mapping[int, Sequence[int]]
+"""Kept positions, for every dimension that shrinks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,9 @@ class Plan:
     kept: Mapping[str, Sequence[int]]
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     removed_blocks: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<Plan for {len(self.kept)} groups, with {len(self.weights)} new tensors>"
 
     def __post_init__(self) -> None:
         kept = {name: _ascending(name, units) for name, units in self.kept.items()}
@@ -175,3 +180,26 @@ def _kept_of(data: Any) -> dict[str, Sequence[int]]:
 
 def _is_units(units: Any) -> bool:
     return isinstance(units, list) and all(type(unit) is int for unit in units)
+
+
+def part_of(tensor: Tensor, dims: Dims) -> Tensor:
+    """Return the kept part of `tensor`."""
+    for dim, positions in dims.items():
+        tensor = tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
+    return tensor
+
+
+def write_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
+    """Write `part` to the kept positions of `tensor`."""
+    where = [
+        torch.tensor(dims.get(dim, range(size)), device=tensor.device)
+        for dim, size in enumerate(tensor.shape)
+    ]
+    tensor[torch.meshgrid(*where, indexing="ij") if where else ...] = part.to(tensor)
+
+
+def zero_removed(tensor: Tensor, dim: int, dims: Dims) -> None:
+    """Set the removed positions along `dim` to zero."""
+    kept = dims.get(dim, range(tensor.shape[dim]))
+    removed = sorted(set(range(tensor.shape[dim])).difference(kept))
+    tensor.index_fill_(dim, torch.tensor(removed, device=tensor.device).long(), 0)

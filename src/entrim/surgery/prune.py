@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from entrim.errors import PlanError, RolledBackWarning, SurgeryError
-from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.channel_graph import ChannelGraph, is_inside, tensors_in
 from entrim.graph.eager import (
     ExampleInputs,
     copy_module,
@@ -21,40 +21,22 @@ from entrim.graph.eager import (
     unwrap,
 )
 from entrim.graph.grouping import channel_graph
-from entrim.graph.residual_blocks import is_inside, tensors_in
+from entrim.graph.restricted import mark_removed
 from entrim.graph.tracer import trace_ops
-from entrim.surgery.plan import Plan
-from entrim.surgery.structure import layout_of, replace_by_identity, source_of
-from entrim.surgery.verify import EquivalenceCheck, Probe, Proof, difference, require_numbers
-
-Dims = Mapping[int, Sequence[int]]
-"""Kept positions, for every dimension that shrinks."""
-
-
-def part_of(tensor: Tensor, dims: Dims) -> Tensor:
-    """Return the kept part of `tensor`."""
-    for dim, positions in dims.items():
-        tensor = tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
-    return tensor
-
-
-def write_part(tensor: Tensor, dims: Dims, part: Tensor) -> None:
-    """Write `part` to the kept positions of `tensor`."""
-    where = [
-        torch.tensor(dims.get(dim, range(size)), device=tensor.device)
-        for dim, size in enumerate(tensor.shape)
-    ]
-    tensor[torch.meshgrid(*where, indexing="ij") if where else ...] = part.to(tensor)
-
-
-def zero_removed(tensor: Tensor, dim: int, dims: Dims) -> None:
-    """Set the removed positions along `dim` to zero."""
-    kept = dims.get(dim, range(tensor.shape[dim]))
-    removed = sorted(set(range(tensor.shape[dim])).difference(kept))
-    tensor.index_fill_(dim, torch.tensor(removed, device=tensor.device).long(), 0)
-
+from entrim.surgery.load_model import read_size, replace_by_identity, write_size
+from entrim.surgery.plan import Plan, part_of, write_part, zero_removed
+from entrim.surgery.structure import layout_of, source_of
+from entrim.surgery.verify import (
+    EquivalenceCheck,
+    Probe,
+    Proof,
+    any_nan,
+    difference,
+    require_numbers,
+)
 
 Kept = Mapping[str, Sequence[int]]
+WRITTEN = "the code of the network depends on its size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,6 +108,7 @@ def prune(
     graph: ChannelGraph | None = None,
     min_channels: int = 1,
     tolerance: float | None = None,
+    on_sliced: Callable[[], None] = lambda: None,
 ) -> PrunedModel:
     """Return the pruned network with its verification.
 
@@ -139,6 +122,8 @@ def prune(
         As in `apply_plan`.
     graph : ChannelGraph, optional
         The result of `trace`, to avoid tracing again.
+    on_sliced : callable, optional
+        Called when the network is sliced and compared, about halfway; new weights follow.
 
     Returns
     -------
@@ -163,26 +148,50 @@ def prune(
     bench = EquivalenceCheck.of(model, example_inputs)
     limit = bench.tolerance if tolerance is None else tolerance
     trial, stuck = trial_prune(model, graph, plan.kept, bench, plan.removed_blocks), ()
-    beyond_rounding = max(limit, bench.tolerance)
-    if trial.error > beyond_rounding:
-        blocks = incompatible_blocks(model, graph, plan.removed_blocks, bench, beyond_rounding)
-        removed = [name for name in plan.removed_blocks if name not in blocks]
-        groups = incompatible_groups(model, graph, plan.kept, bench, beyond_rounding, removed)
-        stuck = (*groups, *blocks)
-    if stuck:
-        plan = _roll_back(plan, graph, stuck)
+    if trial.error > max(limit, bench.tolerance):
+        graph, stuck = _incompatible(model, graph, plan, bench, max(limit, bench.tolerance))
+        plan = _roll_back(plan, graph, stuck) if stuck else plan
         trial = trial_prune(model, graph, plan.kept, bench, plan.removed_blocks)
     final = trial.error
+    on_sliced()
     if plan.weights and final <= limit:
         _put(trial.model, plan.weights)
         removed = plan.removed_blocks
-        wanted = bench.run(zero_pad(model, graph, plan), _windows(model, graph, plan.kept, removed))
+        padded = zero_pad(model, graph, plan)
+        wanted = bench.run_restricted(padded, _windows(model, graph, plan.kept, removed))
         found = bench.run(trial.model, _windows(model, graph, None, removed))
         final = difference(found, wanted)
     proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
     _check_proof(proof, trial.failure)
-    source_of(model, graph, plan.kept, plan.removed_blocks).write_on(trial.model)
+    changed = graph.attribute_deltas(plan.kept)
+    source_of(model, changed, plan.kept, plan.removed_blocks).write_on(trial.model)
     return PrunedModel(model=trial.model, plan=plan, proof=proof, rolled_back=stuck)
+
+
+def _incompatible(
+    model: nn.Module, graph: ChannelGraph, plan: Plan, bench: EquivalenceCheck, limit: float
+) -> tuple[ChannelGraph, tuple[str, ...]]:
+    """Return the graph without wrong guesses of attributes, and the incompatible groups and blocks.
+
+    The plan as a whole must be incorrect.
+    """
+    blocks: tuple[str, ...] = ()
+    if trial_prune(model, graph, {}, bench, plan.removed_blocks).error > limit:
+        blocks = incompatible_blocks(model, graph, plan.removed_blocks, bench, limit)
+    rest = [name for name in plan.removed_blocks if name not in blocks]
+    if blocks and trial_prune(model, graph, plan.kept, bench, rest).error <= limit:
+        return graph, blocks
+    graph, groups = without_wrong_guesses(model, graph, plan.kept, bench, limit, rest)
+    return graph, (*groups, *blocks)
+
+
+def compatible_groups(
+    model: nn.Module, kept: Kept, example_inputs: ExampleInputs, graph: ChannelGraph
+) -> set[str]:
+    """Return the groups of `kept` that can be pruned to these channels together."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RolledBackWarning)
+        return set(prune(model, Plan(kept), example_inputs, graph=graph).plan.kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,13 +214,35 @@ def trial_prune(
     """Return `model` pruned to `kept`, compared with the original with zeroed weights."""
     small = slice_model(model, graph, kept, removed_blocks)
     masked = mask_model(model, graph, kept, removed_blocks)
-    wanted = bench.run(masked, _windows(model, graph, kept, removed_blocks))
+    run = bench.run_restricted if graph.norms else bench.run
+    wanted = run(masked, _windows(model, graph, kept, removed_blocks))
+    if graph.norms and any_nan(wanted):  # a weight with marks was used in another way
+        require_numbers(bench.run(model, ()), model)
+        return Attempt(small, math.inf)
     require_numbers(wanted, model)
     try:
         found = bench.run(small, _windows(model, graph, None, removed_blocks))
         return Attempt(small, difference(found, wanted))
     except Exception as error:
         return Attempt(small, math.inf, f"{type(error).__name__}: {error}")
+
+
+def freeze_incompatible(
+    model: nn.Module, graph: ChannelGraph, kept: Kept, example_inputs: ExampleInputs
+) -> ChannelGraph:
+    """Return the graph without the groups and blocks on which the code of the network depends.
+
+    All groups are pruned to `kept` for trial, and all blocks are replaced by an identity.
+    """
+    bench = EquivalenceCheck.of(model, example_inputs)
+    if trial_prune(model, graph, kept, bench).error > bench.tolerance:
+        graph, stuck = without_wrong_guesses(model, graph, kept, bench, bench.tolerance)
+        graph = graph.freeze(stuck, WRITTEN)
+    names = [block.name for block in graph.blocks]
+    if not names or trial_prune(model, graph, {}, bench, names).error <= bench.tolerance:
+        return graph
+    stuck = incompatible_blocks(model, graph, names, bench, bench.tolerance)
+    return replace(graph, blocks=tuple(b for b in graph.blocks if b.name not in stuck))
 
 
 def incompatible_blocks(
@@ -221,12 +252,33 @@ def incompatible_blocks(
     bench: EquivalenceCheck,
     limit: float,
 ) -> tuple[str, ...]:
-    """Return the blocks that cannot be replaced by an identity, added one by one."""
-    follows: list[str] = []
-    for name in removed_blocks:
-        if trial_prune(model, graph, {}, bench, [*follows, name]).error <= limit:
-            follows.append(name)
-    return tuple(name for name in removed_blocks if name not in follows)
+    """Return the blocks that cannot be replaced by an identity."""
+    fitting = _compatible(
+        removed_blocks, lambda names: trial_prune(model, graph, {}, bench, names).error <= limit
+    )
+    return tuple(name for name in removed_blocks if name not in fitting)
+
+
+def without_wrong_guesses(
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Kept,
+    bench: EquivalenceCheck,
+    limit: float,
+    removed_blocks: Sequence[str] = (),
+) -> tuple[ChannelGraph, tuple[str, ...]]:
+    """Return the graph without wrong guesses of attributes, and the incompatible groups.
+
+    `kept` as a whole must be incorrect.
+    """
+    stuck = incompatible_groups(model, graph, kept, bench, limit, removed_blocks)
+    guessed = {g.name for g in graph.groups if any(a.is_guess for a in g.attributes)}
+    if not guessed.intersection(stuck):
+        return graph, stuck
+    graph = graph.without_guesses(stuck)
+    if trial_prune(model, graph, kept, bench, removed_blocks).error <= limit:
+        return graph, ()
+    return graph, incompatible_groups(model, graph, kept, bench, limit, removed_blocks)
 
 
 def incompatible_groups(
@@ -239,26 +291,65 @@ def incompatible_groups(
 ) -> tuple[str, ...]:
     """Return the groups of `kept` on whose size the code of the network depends.
 
-    `kept` as a whole must be incorrect. Halves of the groups are added while the pruned network is
-    correct, so that all added groups are compatible with each other. Cost: about 2 log2(n) trials
-    of two forward passes for each incompatible one of n groups.
+    `kept` as a whole must be incorrect. Groups with which the network does not run are found first,
+    on tensors without data. Cost: about 2 log2(n) trials for each incompatible one of n groups.
     """
-    follows: dict[str, Sequence[int]] = {}
 
     def is_correct(names: Sequence[str]) -> bool:
-        trial = {**follows, **{name: kept[name] for name in names}}
+        trial = {name: kept[name] for name in names}
         return trial_prune(model, graph, trial, bench, removed_blocks).error <= limit
 
-    def add(names: Sequence[str], *, known_incorrect: bool) -> None:
-        if not known_incorrect and is_correct(names):
-            follows.update({name: kept[name] for name in names})
-        elif len(names) > 1:
-            first, second = names[: len(names) // 2], names[len(names) // 2 :]
-            add(first, known_incorrect=False)
-            add(second, known_incorrect=all(name in follows for name in first))
+    fitting = list(kept)
+    runs = _runner_without_data(model, graph, kept, bench, removed_blocks)
+    if runs is not None and not runs(fitting):
+        fitting = _compatible(fitting, runs)
+        if is_correct(fitting):
+            return tuple(name for name in kept if name not in fitting)
+    fitting = _compatible(fitting, is_correct)
+    return tuple(name for name in kept if name not in fitting)
 
-    add(list(kept), known_incorrect=True)
-    return tuple(name for name in kept if name not in follows)
+
+def _compatible(names: Sequence[str], is_correct: Callable[[Sequence[str]], bool]) -> list[str]:
+    """Return a subset of `names` that is correct; all of them are not.
+
+    Halves are added while the result is correct, so all are compatible with each other.
+    """
+    found: list[str] = []
+
+    def add(some: Sequence[str], *, known_incorrect: bool) -> None:
+        if not known_incorrect and is_correct([*found, *some]):
+            found.extend(some)
+        elif len(some) > 1:
+            first, second = some[: len(some) // 2], some[len(some) // 2 :]
+            add(first, known_incorrect=False)
+            add(second, known_incorrect=all(name in found for name in first))
+
+    add(names, known_incorrect=True)
+    return found
+
+
+def _runner_without_data(
+    model: nn.Module,
+    graph: ChannelGraph,
+    kept: Kept,
+    bench: EquivalenceCheck,
+    removed_blocks: Sequence[str],
+) -> Callable[[Sequence[str]], bool] | None:
+    """Return a function of groups: whether the network without their channels runs.
+
+    Only shapes are computed, on the device "meta". Returns None if the network does not support it.
+    """
+    empty = copy_without_hooks(model).eval().to("meta")
+
+    def runs(names: Sequence[str]) -> bool:
+        trial = {name: kept[name] for name in names}
+        try:
+            bench.run_without_data(slice_model(empty, graph, trial, removed_blocks))
+        except Exception:
+            return False
+        return True
+
+    return runs if runs(()) else None
 
 
 def slice_model(
@@ -271,31 +362,38 @@ def slice_model(
     absent = tensors_in(map(graph.block, removed_blocks))
     for parameter in small.parameters():
         parameter.grad = None
-    done: set[int] = set()
+    stores = _stores_by_tensor(small)
     for name, dims in graph.kept_indices(kept).items():
         if name in absent:
             continue
         old = _find(small, name)
-        if id(old) in done:
-            continue
-        new = part_of(old.detach(), dims)
-        done.add(id(_replace(small, old, _in_format_of(old, new))))
+        if id(old) in stores:  # not replaced yet under another name
+            new = _in_format_of(old, part_of(old.detach(), dims))
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+            for store, leaf in stores[id(old)][1]:
+                store[leaf] = new
     for (module, attribute), fall in graph.attribute_deltas(kept).items():
         if any(is_inside(f"{module}.{attribute}", name) for name in removed_blocks):
             continue
         owner = small.get_submodule(module)
-        setattr(owner, attribute, getattr(owner, attribute) - fall)
+        write_size(owner, attribute, read_size(owner, attribute) - fall)
     return small
 
 
 def mask_model(
     model: nn.Module, graph: ChannelGraph, kept: Kept, removed_blocks: Sequence[str] = ()
 ) -> nn.Module:
-    """Return a copy of `model` with zero weights on removed channels and zero removed branches."""
+    """Return a copy of `model` with zero weights on removed channels and zero removed branches.
+
+    Removed channels are marked in normalizations over channels.
+    """
     full, stays = copy_without_hooks(model), graph.kept_indices(kept)
     with torch.no_grad():
         for site in graph.consumers:
             zero_removed(_find(full, site.weight), site.dim, stays.get(site.weight, {}))
+        for name, stay in graph.restricted_norms(kept).items():
+            _find(full, name).copy_(mark_removed(_find(full, name), stay))
         for block in map(graph.block, removed_blocks):
             for name in block.zeroed:
                 _find(full, name).zero_()
@@ -389,15 +487,18 @@ def _find(model: nn.Module, name: str) -> Tensor:
     return getattr(model.get_submodule(owner), leaf)
 
 
-def _replace(model: nn.Module, old: Tensor, new: Tensor) -> Tensor:
-    """Replace `old` by `new` in all modules and return it; shared tensors stay shared."""
-    if isinstance(old, nn.Parameter):
-        new = nn.Parameter(new, requires_grad=old.requires_grad)
+def _stores_by_tensor(
+    model: nn.Module,
+) -> dict[int, tuple[Tensor, list[tuple[dict[str, Any], str]]]]:
+    """Return every tensor by its id, which it keeps alive, and all places where it is stored."""
+    found: dict[int, tuple[Tensor, list[tuple[dict[str, Any], str]]]] = {}
     for module in model.modules():
         store: Any
         for store in (module._parameters, module._buffers):
-            store.update({leaf: new for leaf, tensor in store.items() if tensor is old})
-    return new
+            for leaf, tensor in store.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), (tensor, []))[1].append((store, leaf))
+    return found
 
 
 def _in_format_of(old: Tensor, new: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The structure of a pruned network as plain data: its source, and how to rebuild it."""
+"""The structure of a pruned network as plain data, from which `load_model.rebuild` restores it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrim.graph.channel_graph import ChannelGraph
-from entrim.graph.eager import copy_module
-from entrim.graph.residual_blocks import is_inside
+from entrim.graph.channel_graph import is_inside
+from entrim.surgery.load_model import (
+    LAYOUTS,
+    class_name_of,
+    name_tensors,
+    owner_of,
+    read_size,
+    tensors_of,
+)
 
 _NOTE = "_entrim_origin"
 
@@ -51,44 +57,22 @@ class SourceModel:
 
 def source_of(
     model: nn.Module,
-    graph: ChannelGraph,
+    changed: Iterable[tuple[str, str]],
     kept: Mapping[str, Sequence[int]],
     removed_blocks: Sequence[str] = (),
 ) -> SourceModel:
-    """Return the source of `model` pruned to `kept`; the first one, if it was pruned before."""
+    """Return the source of `model` pruned to `kept`; the first one, if it was pruned before.
+
+    `changed` contains the attributes that pruning changed, as (module, name).
+    """
     first = SourceModel.of(model)
-    counts = {f"{module}.{name}".lstrip(".") for module, name in graph.attribute_deltas(kept)}
+    counts = {f"{module}.{name}".lstrip(".") for module, name in changed}
     if first is None:
         first = SourceModel(class_name_of(model), tensors_of(model), (), kept)
     found = replace(
         first, kept=kept, removed_blocks=sorted({*first.removed_blocks, *removed_blocks})
     )
     return replace(found, counts=sorted(filter(found.has_tensor, counts.union(first.counts))))
-
-
-def replace_by_identity(model: nn.Module, name: str) -> None:
-    """Replace the module called `name` by an identity, in place."""
-    owner, leaf = _split(model, name)
-    owner._modules[leaf] = nn.Identity().train(model.get_submodule(name).training)
-
-
-def class_name_of(model: nn.Module) -> str:
-    """Return the qualified name of the class, without the module, which may be __main__."""
-    return type(model).__qualname__
-
-
-def tensors_of(model: nn.Module) -> dict[str, str]:
-    """Return {name: dtype and shape} of all parameters and buffers, shared ones by every name."""
-    return {
-        name: f"{_plain(tensor.dtype)}{list(tensor.shape)}" for name, tensor in name_tensors(model)
-    }
-
-
-def name_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters and buffers, also non-persistent ones, shared ones by every name."""
-    yield from chain(
-        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    )
 
 
 def values_of(model: nn.Module) -> dict[str, Tensor]:
@@ -124,7 +108,7 @@ class ModelStructure:
             fixed=[name for name, p in model.named_parameters() if not p.requires_grad],
             channels_last=[name for name, tensor in name_tensors(model) if layout_of(tensor)],
             training=[name for name, module in model.named_modules() if module.training],
-            counts={count: getattr(*_split(model, count)) for count in origin.counts},
+            counts={count: read_size(*owner_of(model, count)) for count in origin.counts},
             identities=list(origin.removed_blocks),
         )
 
@@ -133,52 +117,10 @@ class ModelStructure:
         plain = asdict(self)
         return plain if self.identities else {k: v for k, v in plain.items() if k != "identities"}
 
-    def given_to(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return a copy of `model` with this structure and `tensors`, on its devices."""
-        small, ready = copy_module(model), {}
-        for name in self.identities:
-            replace_by_identity(small, name)
-        for name, old in list(name_tensors(small)):
-            stand = self.shared.get(name, name)
-            if stand not in ready:
-                ready[stand] = self._like(old, stand, tensors[stand])
-            module, leaf = _split(small, name)
-            store = module._parameters if leaf in module._parameters else module._buffers
-            store[leaf] = ready[stand]
-        for name, module in small.named_modules():
-            module.training = name in self.training
-        for count, value in self.counts.items():
-            owner, attribute = _split(small, count)
-            if not (type(value) is int and type(getattr(owner, attribute)) is int):
-                raise TypeError(f"{count} is not an integer attribute")
-            setattr(owner, attribute, value)
-        return small
-
-    def _like(self, old: Tensor, name: str, new: Tensor) -> Tensor:
-        """Return `new` with the type and device of `old`; on the CPU for a meta tensor."""
-        new = new.to("cpu" if old.is_meta else old.device)
-        if name in self.channels_last:
-            new = new.contiguous(memory_format=_LAYOUTS[new.dim()])
-        if isinstance(old, nn.Parameter):
-            return nn.Parameter(new, requires_grad=name not in self.fixed)
-        return new
-
-
-_LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
 
 def layout_of(tensor: Tensor) -> torch.memory_format | None:
     """Return the channels-last format of a tensor, None for the contiguous one."""
-    layout = _LAYOUTS.get(tensor.dim())
+    layout = LAYOUTS.get(tensor.dim())
     if layout is None or tensor.is_contiguous():
         return None
     return layout if tensor.is_contiguous(memory_format=layout) else None
-
-
-def _split(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    owner, _, leaf = name.rpartition(".")
-    return model.get_submodule(owner), leaf
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

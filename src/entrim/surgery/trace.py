@@ -1,6 +1,6 @@
 """Trace a network to its channel graph."""
 
-from dataclasses import replace
+from collections import Counter
 
 import torch
 from torch import nn
@@ -20,10 +20,8 @@ from entrim.graph.eager import (
 )
 from entrim.graph.grouping import channel_graph
 from entrim.graph.tracer import trace_ops
-from entrim.surgery.prune import incompatible_blocks, incompatible_groups, trial_prune
-from entrim.surgery.verify import EquivalenceCheck, difference
-
-WRITTEN = "the code of the network depends on its size"
+from entrim.surgery.prune import freeze_incompatible
+from entrim.surgery.verify import difference
 
 
 @neutral_context()
@@ -73,24 +71,11 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> ChannelGraph:
     model = unwrap(model)
     _check_hooks(model, example_inputs)
     graph = channel_graph(trace_ops(model, example_inputs))
-    bench = EquivalenceCheck.of(model, example_inputs)
     trial = {group.name: _two_thirds(group) for group in graph.groups}
-    if trial_prune(model, graph, trial, bench).error > bench.tolerance:
-        graph = graph.freeze(
-            incompatible_groups(model, graph, trial, bench, bench.tolerance), WRITTEN
-        )
+    graph = freeze_incompatible(model, graph, trial, example_inputs)
     if not graph.groups:
-        raise NothingToCutError(_reason(model, graph))
-    return _check_blocks(model, graph, bench)
-
-
-def _check_blocks(model: nn.Module, graph: ChannelGraph, bench: EquivalenceCheck) -> ChannelGraph:
-    """Return the graph without the blocks that cannot be replaced by an identity."""
-    names = [block.name for block in graph.blocks]
-    if not names or trial_prune(model, graph, {}, bench, names).error <= bench.tolerance:
-        return graph
-    stuck = incompatible_blocks(model, graph, names, bench, bench.tolerance)
-    return replace(graph, blocks=tuple(b for b in graph.blocks if b.name not in stuck))
+        raise NothingToCutError(_reason(model, graph), graph)
+    return graph
 
 
 def _check_hooks(model: nn.Module, example_inputs: ExampleInputs) -> None:
@@ -123,7 +108,15 @@ def _first(indices: Indices) -> int:
 
 
 def _reason(model: nn.Module, graph: ChannelGraph) -> str:
+    """Return one sentence with the most frequent reason."""
     name = type(model).__name__
     if not graph.frozen:
         return f"{name} has no convolution or linear layer: pass a network with channels"
-    return f"no channel of {name} can be pruned for these reasons: pass another module\n{graph}"
+    counts: Counter[str] = Counter()
+    for one in graph.frozen:
+        counts[one.reason] += one.channels
+    reason, channels = counts.most_common(1)[0]
+    return (
+        f"no channel of {name} can be pruned, {channels:,} of {counts.total():,} because "
+        f"{reason}: pass another module (`print(error.graph)` lists all layers)"
+    )

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from entrim.errors import SurgeryError
 from entrim.graph.eager import ExampleInputs, copy_inputs, copy_without_hooks, leaves
+from entrim.graph.restricted import RestrictedStatistics
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _IMAGES = 2
@@ -73,6 +75,19 @@ class EquivalenceCheck:
         """Relative difference that rounding can explain."""
         return TOLERANCE.get(self.dtype, 1e-4)
 
+    def run_restricted(self, model: nn.Module, windows: Iterable[Probe]) -> list[Tensor]:
+        """Return the same as `run`; marks of removed channels restrict statistics."""
+        with RestrictedStatistics():
+            return self.run(model, windows)
+
+    def run_without_data(self, empty: nn.Module) -> None:
+        """Run a network on the device "meta", where only shapes are computed."""
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t.to("meta"), copy_inputs(self.example_inputs)
+        )
+        with torch.no_grad():
+            empty(*args, **kwargs)
+
     def run(self, model: nn.Module, windows: Iterable[Probe]) -> list[Tensor]:
         """Return the outputs of a copy of `model` in eval mode, then those of the probes."""
         still = copy_without_hooks(model).eval()
@@ -124,7 +139,7 @@ def require_numbers(outputs: list[Tensor], model: nn.Module) -> None:
         raise SurgeryError(
             "the network returns no tensor: return tensors, or lists, dicts or dataclasses of them"
         )
-    if any(bool(torch.isnan(leaf).any()) for leaf in outputs):
+    if any_nan(outputs):
         for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
             if bool(torch.isnan(tensor).any()):
                 raise SurgeryError(
@@ -133,6 +148,11 @@ def require_numbers(outputs: list[Tensor], model: nn.Module) -> None:
         raise SurgeryError(
             "the network returns NaN on the example inputs: pass other example_inputs"
         )
+
+
+def any_nan(outputs: list[Tensor]) -> bool:
+    """Whether any output contains NaN."""
+    return any(bool(torch.isnan(leaf).any()) for leaf in outputs)
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from entrim.graph.eager import ExampleInputs
+if TYPE_CHECKING:  # the networks are built without entrim, too
+    from entrim.graph.eager import ExampleInputs
 
 
 class Net(nn.Module):
@@ -32,7 +33,7 @@ class Kind:
     groups: dict[str, int]
     frozen: dict[str, str] = field(default_factory=dict)
     """Layer -> a part of the reason why it is frozen."""
-    example_inputs: Callable[[], ExampleInputs] = lambda: torch.randn(2, 3, 8, 8)
+    example_inputs: "Callable[[], ExampleInputs]" = lambda: torch.randn(2, 3, 8, 8)
 
 
 KINDS: dict[str, Kind] = {}

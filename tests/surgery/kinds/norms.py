@@ -68,7 +68,7 @@ def _() -> nn.Module:
     )
 
 
-@register_kind("GroupNorm of one group", {"b": 5}, {"a": "GroupNorm over all channels"})
+@register_kind("GroupNorm of one group", {"a": 6, "b": 5})
 def _() -> nn.Module:
     return Net(
         lambda n, x: pooled(n, n.b(n.na(n.a(x)))),
@@ -79,7 +79,7 @@ def _() -> nn.Module:
     )
 
 
-@register_kind("LayerNorm", {"b": 12}, {"a": "LayerNorm over the channels", "c": "LayerNorm over"})
+@register_kind("LayerNorm", {"a": 6, "b": 12})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:
         x = n.a(x)
@@ -94,6 +94,49 @@ def _() -> nn.Module:
         c=nn.Linear(12, 6),
         gamma=nn.Parameter(torch.rand(6)),
         fc=nn.Linear(6, 4),
+    )
+
+
+@register_kind("LayerNorm without a weight", {"b": 12}, {"a": "over the channels without a weight"})
+def _() -> nn.Module:
+    return Net(
+        lambda n, x: pooled(n, n.b(n.norm(n.a(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)),
+        a=conv(3, 6),
+        norm=nn.LayerNorm(6, elementwise_affine=False),
+        b=nn.Linear(6, 12),
+        fc=nn.Linear(12, 4),
+    )
+
+
+@register_kind("RMSNorm, shared by two calls", {"a": 6, "b": 7})
+def _() -> nn.Module:
+    def body(n: Any, x: Tensor) -> Tensor:
+        x = n.norm(n.a(x).permute(0, 2, 3, 1))
+        x = x + n.c(F.gelu(n.b(n.norm(x))))
+        return n.fc(x.mean((1, 2)))
+
+    return Net(
+        body,
+        a=conv(3, 6),
+        norm=nn.RMSNorm(6),
+        b=nn.Linear(6, 7),
+        c=nn.Linear(7, 6),
+        fc=nn.Linear(6, 4),
+    )
+
+
+@register_kind("LayerNorm over two concatenated groups", {"a": 4, "b": 6})
+def _() -> nn.Module:
+    def body(n: Any, x: Tensor) -> Tensor:
+        x = torch.cat([n.a(x), n.b(x)], 1).permute(0, 2, 3, 1)
+        return n.fc(n.norm(x).mean((1, 2)))
+
+    return Net(
+        body,
+        a=conv(3, 4),
+        b=conv(3, 6),
+        norm=nn.LayerNorm(10, bias=False),
+        fc=nn.Linear(10, 4),
     )
 
 

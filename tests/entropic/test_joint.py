@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from entrim import Moments, solve
+from entrim import Moments, solve, solve_k
+from entrim.entropic.solve import regress
 from entrim.errors import BadRowsError
 from tests.layers import eps_values, layer_moments, layer_rows, shapes
 
@@ -58,3 +59,27 @@ def test_consumers_of_different_widths_cannot_share_a_group():
         solve([layer_moments(4), layer_moments(4, channels=7)])
     with pytest.raises(BadRowsError, match="list of moments is empty"):
         solve([])
+
+
+def test_the_weights_for_a_fixed_w_solve_the_normal_equations_of_every_consumer():
+    eps, rows = (
+        0.02,
+        [layer_rows(seed, channels=6, block=block) for seed, block in ((0, 1), (1, 9))],
+    )
+    moments = [Moments.of(x, y, block=x.shape[1] // 6) for x, y in rows]
+    w = torch.tensor([0.5, 0, 0.7, 0.1, 0, 0.3], dtype=torch.float64)
+    for (x, y), part in zip(rows, regress(moments, w, eps), strict=True):
+        assert part.kept.tolist() == [0, 2, 3, 5]
+        s = w.repeat_interleave(x.shape[1] // 6)
+        z = torch.cat([torch.ones(len(x), 1), (x * s)[:, s > 0]], 1).double()
+        inner = torch.cat([part.bias[None], (part.weight / s[s > 0]).T])
+        slope = z.T @ (z @ inner - y.double()) / len(x) + eps * inner
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-10)
+
+
+def test_a_solution_at_a_width_names_its_ridge():
+    m = layer_moments(5, channels=8)
+    found = solve_k(m, k=4)
+    again = regress([m], found.w, found.eps_l2)[0]
+    torch.testing.assert_close(again.weight, found.weight)
+    torch.testing.assert_close(again.bias, found.bias)

@@ -21,6 +21,7 @@ def problems(draw: st.DrawFn, eps_w: tuple[float, ...] = (-0.3, -0.02, 0.0, 0.02
         eps_l2=draw(st.sampled_from([1e-5, 1e-3, 0.1])),
         eps_r=draw(st.sampled_from([0.5, 10.0])),
         box_weight=draw(st.sampled_from([0.0, 1.0])),
+        penalize_intercept=draw(st.booleans()),
     )
 
 
@@ -36,6 +37,7 @@ def problem(
     eps_l2: float = 1e-3,
     eps_r: float = 10.0,
     box_weight: float = 1.0,
+    penalize_intercept: bool = False,
 ) -> Problem:
     """Return one random problem; its rows are weighted where `seed` is odd."""
     random = np.random.default_rng(seed)
@@ -45,7 +47,7 @@ def problem(
     y = y / y.std() + 0.1 * random.normal(size=(rows, outputs))
     weights = random.uniform(0.2, 2, rows) if seed % 2 else np.ones(rows)
     weights = weights / weights.mean()
-    task = Regression(y, weights, eps_l2, eps_r, block)
+    task = Regression(y, weights, eps_l2, eps_r, block, penalize_intercept)
     return Problem(x, weights, task, boxes, eps_w, box_weight, block)
 
 
@@ -79,7 +81,9 @@ def loss(
     total = p.eps_w * sum(v * np.log(v) for v in w if v > 0)
     for k in range(p.boxes):
         L = U[k][1:] / np.where(each > 0, each, 1)[:, None]
-        total += task.eps_l2 * (np.square(L).sum() + np.square(U[k][0]).sum())
+        total += task.eps_l2 * np.square(L).sum()
+        if task.penalize_intercept:
+            total += task.eps_l2 * np.square(U[k][0]).sum()
         for t in range(T):
             share = p.weights[t] * gamma[k, t]
             far = float(each @ np.square(point.rows[t] - C[k]))

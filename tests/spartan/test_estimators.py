@@ -273,3 +273,18 @@ def test_without_scikit_learn_the_import_names_the_extra():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "needs scipy and scikit-learn: pip install scipy scikit-learn," in run.stdout, run.stderr
     assert 'pip install ".[spartan]"' in run.stdout
+
+
+@pytest.mark.parametrize("penalize", [False, True])
+def test_a_shifted_target_changes_the_regression_only_if_the_intercept_is_penalized(
+    penalize: bool,
+) -> None:
+    x, y = bent()
+    plain, moved = (
+        SPARTAnRegressor(
+            n_boxes=1, eps_l2=0.5, n_init=1, random_state=0, penalize_intercept=penalize
+        ).fit(x, target)
+        for target in (y, y + 100)
+    )
+    shift = float((moved.predict(x) - plain.predict(x)).mean())
+    assert (shift == pytest.approx(100)) is not penalize

@@ -218,3 +218,10 @@ class Point:
         c, L = self.objective.consumers[consumer], self.regressions[consumer]
         penalty = c.ridge / c.outputs * float(L.square().sum())
         return max(0.0, self.values[consumer] - penalty)
+
+    def layer_weights(
+        self, consumer: int
+    ) -> tuple[Float[Tensor, "M columns"], Float[Tensor, " M"]]:
+        """Return the weights and the intercepts U = L S of one consumer."""
+        U = self.regressions[consumer] * self.objective.consumers[consumer].scale(self.w)[:, None]
+        return U[1:].T.contiguous(), U[0].clone()

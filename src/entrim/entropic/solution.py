@@ -54,6 +54,8 @@ class Choice:
     """The last term of F: the mean squared error."""
     optimality_residual: float
     """First-order optimality residual; at most tol if the solve converged."""
+    eps_l2: float
+    """Strength of the ridge; `solve_k` searches for it."""
     status: Status
     trace: tuple[float, ...] = field(repr=False)
     """F after every accepted step; it never increases."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from entrim.entropic.algorithm import COPY, Descent, alternate, majorize, uniform
 from entrim.entropic.moments import Moments
 from entrim.entropic.objective import Objective, Point
-from entrim.entropic.solution import Choice, JointSolution, Solution, Status
+from entrim.entropic.solution import Choice, JointSolution, Part, Solution, Status
 from entrim.errors import BadRowsError, BadSettingError, DeadInputError
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ def solve_with(
     descend(descent)
     while descent.merge_near_copies():
         descend(descent)
-    joint = _joint(descent, group[0].channels, Status(descent.outcome, tuple(notes)))
+    status = Status(descent.outcome, tuple(notes))
+    joint = _joint(descent, group[0].channels, settings.eps_l2, status)
     return joint.parts[0] if isinstance(moments, Moments) else joint
 
 
@@ -277,7 +278,7 @@ def _ridge_notes(objective: Objective, eps_l2: float) -> list[str]:
     ]
 
 
-def _joint(descent: Descent, channels: int, status: Status) -> JointSolution:
+def _joint(descent: Descent, channels: int, eps_l2: float, status: Status) -> JointSolution:
     point = descent.point
     kept = point.objective.channels
     w = torch.zeros(channels, dtype=torch.float64)
@@ -286,6 +287,7 @@ def _joint(descent: Descent, channels: int, status: Status) -> JointSolution:
         "w": w,
         "kept": kept,
         "optimality_residual": descent.optimality_residual,
+        "eps_l2": eps_l2,
         "status": status,
         "widths": tuple(descent.widths),
     }
@@ -300,16 +302,25 @@ def _joint(descent: Descent, channels: int, status: Status) -> JointSolution:
 
 
 def _part(point: Point, index: int, trace: tuple[float, ...], common: dict) -> Solution:
-    consumer, L = point.objective.consumers[index], point.regressions[index]
-    U = L * consumer.scale(point.w)[:, None]
+    weight, bias = point.layer_weights(index)
     return Solution(
-        weight=U[1:].T.contiguous(),
-        bias=U[0].clone(),
+        weight=weight,
+        bias=bias,
         loss=point.entropy_term + point.values[index],
         mse=point.mse(index),
         trace=trace,
         **common,
     )
+
+
+def regress(moments: Sequence[Moments], w: Float[Tensor, " D"], eps_l2: float) -> list[Part]:
+    """Return the weights of each consumer for a fixed `w`: one Lambda-step of the paper.
+
+    The sum of `w` may differ from 1.
+    """
+    kept = (w > 0).nonzero()[:, 0]
+    point = Objective.of(moments, -1.0, eps_l2).restrict(kept).at(w[kept])
+    return [Part(kept, *point.layer_weights(index)) for index in range(len(moments))]
 
 
 MAX_START_EPS, MIN_START_EPS = 1e-2, 1e-8

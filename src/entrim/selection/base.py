@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from entrim.calibration.collect import LayerStatistics
 from entrim.entropic.moments import Moments
 from entrim.entropic.solution import JointSolution, Part
 from entrim.entropic.solve import SolverSettings
@@ -46,6 +47,16 @@ class GroupStatistics:
     def live_moments(self) -> list[Moments]:
         """The moments of the consumers whose inputs are not all zero."""
         return [m for m in self.moments if bool((m.gram_sum.diagonal()[1:] > 0).any())]
+
+
+def group_statistics(statistics: LayerStatistics, group: Group) -> GroupStatistics:
+    """Return the collected statistics of one group, as selectors use them."""
+    return GroupStatistics(
+        group=group,
+        moments=tuple(statistics.moments(group)),
+        weights=tuple(statistics.weights(group)),
+        generator=statistics.forward.drawing(f"choice of {group.name}"),
+    )
 
 
 @runtime_checkable
@@ -98,6 +109,17 @@ def list_channels(selector: Selector, channels: Any) -> list[int]:
             f"{name_of(selector)} must return channel indices as integers, got "
             f"{type(channels).__name__}"
         ) from error
+
+
+def rank_channels(selector: RankingSelector, statistics: GroupStatistics) -> list[int]:
+    """Return the ranking of a selector; raise an error if it does not contain every channel."""
+    found = list_channels(selector, selector.rank(statistics))
+    if sorted(found) != list(range(statistics.channels)):
+        raise BadSettingError(
+            f"{name_of(selector)} ranked {len(found)} channels of {statistics.group.name}: return "
+            f"each of its {statistics.channels} channels once"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

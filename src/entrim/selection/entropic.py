@@ -1,6 +1,6 @@
 """Selection by the entropic regression: at a penalty, or at a given width."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,14 +8,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from entrim.config import COUPLINGS
+from entrim.calibration.collect import LayerStatistics
+from entrim.config import COUPLINGS, EntropicPenalty
 from entrim.entropic.solution import Solution
-from entrim.entropic.solve import SolverSettings, live_channels, solve_k, solve_with
+from entrim.entropic.solve import SolverSettings, live_channels, regress, solve_k, solve_with
 from entrim.errors import BadSettingError, DeadInputError
+from entrim.graph.channel_graph import Group
 from entrim.selection.base import (
     ChannelSelection,
     GroupStatistics,
     GroupTarget,
+    group_statistics,
     list_channels,
     name_of,
 )
@@ -30,7 +33,7 @@ class EntropicSelector:
     ----------
     coupling : {"joint", "max"}, default "joint"
         "joint" solves for all consumers of a group together; "max" solves for each consumer
-        separately and uses the largest importance.
+        separately, uses the largest importance, and estimates the weights of each again.
     """
 
     coupling: str = "joint"
@@ -62,6 +65,29 @@ def select_channels(target: GroupTarget, statistics: GroupStatistics) -> Channel
         kept = tuple(range(target.round_up(1)))
         zero = ChannelSelection(kept=kept, reason="all its channels are zero on these images")
         return _keep_every_slice(zero, statistics)
+
+
+def stronger_penalty(
+    statistics: LayerStatistics, groups: Sequence[Group], targets: Mapping[str, GroupTarget]
+) -> str:
+    """Return the explanation that a penalty prunes nothing, and one that prunes something."""
+    for power in range(1, 13):
+        for group in groups:
+            known = targets[group.name].penalty
+            assert known is not None
+            eps_w, eps_l2 = known.eps_w * 10.0**power, known.eps_l2 * 10.0**power
+            trial = GroupTarget(
+                channels=group.channels,
+                selector=EntropicSelector(),
+                penalty=EntropicPenalty().solver_settings(eps_w, eps_l2),
+            )
+            found = select_channels(trial, group_statistics(statistics, group))
+            if len(found.kept) < group.channels:
+                return (
+                    "nothing was pruned, because the penalty is too small for this network: "
+                    f"try eps_w={eps_w:.0e}, eps_l2={eps_l2:.0e}, which prunes {group.name}"
+                )
+    return "nothing was pruned at any tested penalty: pass Widths instead"
 
 
 def _keep_every_slice(found: ChannelSelection, statistics: GroupStatistics) -> ChannelSelection:
@@ -100,7 +126,7 @@ def _at_penalty(target: GroupTarget, statistics: GroupStatistics) -> ChannelSele
     settings = target.penalty or SolverSettings()
     live = statistics.live_moments
     if target.coupling == "max" and len(live) > 1:
-        return _by_maximum([solve_with(m, settings) for m in live], target.channels)
+        return _by_maximum(target, statistics, [solve_with(m, settings) for m in live])
     found = solve_with(list(statistics.moments), settings)
     return ChannelSelection.from_solution(found, str(found.status), target.needs_solution)
 
@@ -110,7 +136,7 @@ def _at_width(target: GroupTarget, statistics: GroupStatistics, width: int) -> C
     width = min(width, live_channels(moments))
     if target.coupling == "max" and len(live) > 1:
         parts = [solve_k(m, k=min(width, live_channels([m]))) for m in live]
-        return _by_maximum(parts, width)
+        return _by_maximum(replace(target, width=width), statistics, parts)
     if target.needs_solution:
         found = solve_k(moments, k=width)
         return ChannelSelection.from_solution(found, "the largest w at this width", True)
@@ -118,15 +144,25 @@ def _at_width(target: GroupTarget, statistics: GroupStatistics, width: int) -> C
     return ChannelSelection(kept=tuple(kept.tolist()), reason="entropic, at this width")
 
 
-def _by_maximum(parts: Sequence[Solution], most: int) -> ChannelSelection:
-    """Return the channels with the largest importance for any consumer, at most `most`."""
+def _by_maximum(
+    target: GroupTarget, statistics: GroupStatistics, parts: Sequence[Solution]
+) -> ChannelSelection:
+    """Return the channels with the largest importance for any consumer, at most the width.
+
+    Their weights for each consumer are estimated again if they are needed, with the largest ridge
+    of the parts.
+    """
     w = torch.stack([part.w for part in parts]).amax(0)
+    most = target.channels if target.width is None else target.width
     kept = w.topk(min(most, int((w > 0).sum()))).indices.sort().values
+    largest = torch.zeros_like(w).index_copy(0, kept, w[kept])
+    eps_l2 = max(part.eps_l2 for part in parts)
     return ChannelSelection(
         kept=tuple(kept.tolist()),
         reason="the largest w of any consumer",
         w=w,
         ridge_solves=sum(part.ridge_solves for part in parts),
+        parts=tuple(regress(statistics.moments, largest, eps_l2)) if target.needs_solution else (),
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from entrim.config import (
     Budget,
     EntropicPenalty,
-    Reconstruction,
     Target,
     Widths,
     to_plain,
@@ -31,18 +30,14 @@ SELECTORS: Mapping[str, Selector] = {
 
 @dataclass(frozen=True, slots=True)
 class TargetResolver:
-    """Resolves targets for a selector, a reconstruction and patterns of groups."""
+    """Resolves targets for a selector and patterns of groups."""
 
     selector: Selector | None
     """None for elimination under a budget, and the entropic solution otherwise."""
-    reconstruction: Reconstruction | None
+    needs_solution: bool
+    """Whether the weights of the entropic solution are used."""
     include: Sequence[str]
     exclude: Sequence[str]
-
-    @property
-    def needs_solution(self) -> bool:
-        """Whether the weights of the entropic solution are used."""
-        return self.reconstruction is not None and not self.reconstruction.refits
 
     @property
     def is_random(self) -> bool:

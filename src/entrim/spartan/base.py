@@ -21,9 +21,11 @@ from entrim.spartan.task import BoxTask
 if TYPE_CHECKING:
     Count = int
     Number = float
+    Flag = bool
 else:
     Count = Any  # other types raise an error of entrim in `fit`, with a remedy
     Number = Any
+    Flag = Any
 MakeTask = Callable[[np.ndarray, np.ndarray, np.ndarray], BoxTask]
 """Returns the task for sorted rows, targets and weights of samples with positive weight."""
 

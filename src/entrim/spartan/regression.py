@@ -1,6 +1,6 @@
 """Ridge regression in each box, in the primal or dual form, whichever is smaller."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,7 +13,10 @@ EPS64 = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Regression:
-    """eps_l2 ||L||^2 + eps_r / (T M) sum over rows of their box's squared error."""
+    """eps_l2 ||L||^2 + eps_r / (T M) sum over rows of their box's squared error.
+
+    ||L||^2 is without the intercepts, unless they are penalized too.
+    """
 
     targets: Float[np.ndarray, "T M"]
     weights: Float[np.ndarray, " T"]
@@ -21,6 +24,7 @@ class Regression:
     eps_l2: float
     eps_r: float
     block: int = 1
+    penalize_intercept: bool = False
 
     @property
     def share(self) -> float:
@@ -33,7 +37,7 @@ class Regression:
         floor = EPS64 * (rows.shape[1] + 1) * energy * self.share
         if self.eps_l2 >= floor:
             return self
-        return Regression(self.targets, self.weights, floor, self.eps_r, self.block)
+        return replace(self, eps_l2=floor)
 
     def fit(
         self,
@@ -48,15 +52,27 @@ class Regression:
         L = np.zeros((boxes, len(scale), self.targets.shape[1]))
         for box in np.unique(labels):
             inside = labels == box
-            root = np.sqrt(self.weights[inside])[:, None]
-            L[box] = ridge(
-                scaled[inside] * root, self.targets[inside] * root, self.eps_l2 / self.share
-            )
+            L[box] = self._fit_box(scaled[inside], self.targets[inside], self.weights[inside])
         errors = [np.square(self.targets - scaled @ regression).sum(1) for regression in L]
         costs = self.share * self.weights[:, None] * np.stack(errors, axis=1)
         norms = np.square(L).sum((0, 2))
         pull = self.eps_l2 * norms[1:].reshape(-1, self.block).sum(1) * np.square(w)
-        return Fit(L * scale[:, None], costs, self.eps_l2 * float(norms.sum()), pull)
+        penalized = norms if self.penalize_intercept else norms[1:]
+        return Fit(L * scale[:, None], costs, self.eps_l2 * float(penalized.sum()), pull)
+
+    def _fit_box(
+        self,
+        rows: Float[np.ndarray, "r n1"],
+        targets: Float[np.ndarray, "r M"],
+        weights: Float[np.ndarray, " r"],
+    ) -> Float[np.ndarray, "n1 M"]:
+        """Return L' of one box; a free intercept moves the weighted means of its rows to zero."""
+        root, strength = np.sqrt(weights)[:, None], self.eps_l2 / self.share
+        if self.penalize_intercept:
+            return ridge(rows * root, targets * root, strength)
+        middle, target = (weights @ values / weights.sum() for values in (rows[:, 1:], targets))
+        slopes = ridge((rows[:, 1:] - middle) * root, (targets - target) * root, strength)
+        return np.concatenate([(target - middle @ slopes)[None], slopes])
 
 
 def ridge(

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from entrim.spartan.base import BoxModel, Count, Number, check_positive
+from entrim.spartan.base import BoxModel, Count, Flag, Number, check_positive
 from entrim.spartan.regression import Regression
 
 
@@ -28,7 +28,7 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
     eps_w : float, default -0.02
         Strength of the entropy; negative for few features, positive to use many.
     eps_l2 : float, default 1e-3
-        Strength of the ridge, including the intercepts; positive.
+        Strength of the ridge; positive.
     eps_r : float, default 10
         Strength of the fit relative to the box distance; positive.
     box_weight : float, default 1
@@ -43,6 +43,9 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
         An integer makes the fit repeatable.
     block : int, default 1
         Adjacent columns that are kept or removed together; each block has one importance.
+    penalize_intercept : bool, default False
+        Include the intercepts in the ridge, as for the layers of a network. Their sum in the loss
+        of the paper begins after them.
 
     Attributes
     ----------
@@ -92,6 +95,7 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
         max_iter: Count = 300,
         random_state: Any = None,
         block: Count = 1,
+        penalize_intercept: Flag = False,
     ) -> None:
         self.n_boxes = n_boxes
         self.eps_w = eps_w
@@ -103,6 +107,7 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
         self.max_iter = max_iter
         self.random_state = random_state
         self.block = block
+        self.penalize_intercept = penalize_intercept
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SPARTAnRegressor":
         """Fit boxes, importances and regressions to rows X (T, n) and targets y (T,) or (T, M).
@@ -136,7 +141,14 @@ class SPARTAnRegressor(RegressorMixin, MultiOutputMixin, BoxModel):
         return predicted
 
     def _regression(self, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Regression:
-        task = Regression(targets, weights, float(self.eps_l2), float(self.eps_r), self.block)
+        task = Regression(
+            targets,
+            weights,
+            float(self.eps_l2),
+            float(self.eps_r),
+            self.block,
+            bool(self.penalize_intercept),
+        )
         return task.above_rounding(rows)
 
     def _note_ridge(self, task: Any) -> None:

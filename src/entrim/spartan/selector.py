@@ -9,7 +9,7 @@ from sklearn.feature_selection import SelectorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from entrim.errors import BadSettingError
-from entrim.spartan.base import Count, Number
+from entrim.spartan.base import Count, Flag, Number
 from entrim.spartan.descent import THRESHOLD
 from entrim.spartan.regressor import SPARTAnRegressor
 
@@ -47,6 +47,7 @@ class SPARTAnSelector(SelectorMixin, BaseEstimator):
         max_iter: Count = 300,
         random_state: Any = None,
         block: Count = 1,
+        penalize_intercept: Flag = False,
         max_features: Count | None = None,
     ) -> None:
         self.n_boxes = n_boxes
@@ -59,6 +60,7 @@ class SPARTAnSelector(SelectorMixin, BaseEstimator):
         self.max_iter = max_iter
         self.random_state = random_state
         self.block = block
+        self.penalize_intercept = penalize_intercept
         self.max_features = max_features
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SPARTAnSelector":

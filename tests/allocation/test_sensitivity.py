@@ -39,7 +39,7 @@ def analyzer() -> SensitivityAnalyzer:
 
 
 def analyzer_of(model: nn.Module) -> SensitivityAnalyzer:
-    return entrim.Pruner(model, X, calibration=ALL).analyzer
+    return entrim.Pruner(model, X, calibration=ALL).allocator.analyzer
 
 
 def sweep(
@@ -98,9 +98,9 @@ def test_a_layer_that_also_consumes_a_held_group_is_refitted_on_both() -> None:
 
 def test_narrow_groups_are_measured_on_fewer_images() -> None:
     pruner = entrim.Pruner(residual(), X, calibration=entrim.Calibration(holdout=0, batch_size=20))
-    analyzer = pruner.analyzer
-    assert analyzer.narrow_batches == 3
-    assert len(analyzer.task.batches) == 5
+    analyzer = pruner.allocator.analyzer
+    assert analyzer.narrow_batches == 2
+    assert len(analyzer.task.batches) == 4
     narrow, wide = (dict(analyzer.sweep({"stem": [range(k)]}, {}))["stem"][0] for k in (2, 6))
     complete = replace(analyzer, narrow_batches=None)
     found = {k: dict(complete.sweep({"stem": [range(k)]}, {}))["stem"][0] for k in (2, 6)}
@@ -111,7 +111,7 @@ def test_narrow_groups_are_measured_on_fewer_images() -> None:
 
 def test_an_explicit_number_of_images_holds_for_all_widths() -> None:
     calibration = entrim.Calibration(holdout=0, batch_size=20, sensitivity_images=100)
-    analyzer = entrim.Pruner(residual(), X, calibration=calibration).analyzer
+    analyzer = entrim.Pruner(residual(), X, calibration=calibration).allocator.analyzer
     assert analyzer.narrow_batches == len(analyzer.task.batches) == 5
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from entrim.calibration.collect import Pass, capture, gram_of, moments_of
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
-from entrim.calibration.executor import programs
+from entrim.calibration.executor import advance, programs
 from entrim.calibration.gram import Gram
 from entrim.calibration.tensor_store import TensorStore
 from entrim.surgery.trace import trace
@@ -29,6 +29,36 @@ LAYERS: dict[str, nn.Module] = {
     "flattened": nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 6)),
     "channels last": nn.Linear(8, 6),
 }
+
+
+class Regrouped(nn.Module):
+    """Changes the shape of its maps by views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 9, 5)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.norm(self.first(x)).view(len(x), 2, 4, 6, 6).transpose(1, 2).flatten(1, 2)
+        return self.last(nn.functional.max_pool2d(maps, 2).view(len(x), -1))
+
+
+def test_images_are_executed_in_channels_last_format_with_the_same_outputs() -> None:
+    torch.manual_seed(0)
+    model, batches = Regrouped().eval(), list(torch.randn(10, 3, 6, 6).split(5))
+    tensors = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    task = Pass(
+        programs=programs(model, batches), batches=batches, tensors=tensors, memory_limit=10**9
+    )
+    with task.execution() as execution:
+        nodes = execution.program.nodes
+        (conv,) = (place for place, node in enumerate(nodes) if "conv2d" in str(node.target))
+        advance([execution], 0, conv + 1)
+        assert execution.at(conv, 1).is_contiguous(memory_format=torch.channels_last)
+        advance([execution], conv + 1, len(nodes) - 1)
+        for batch, images in enumerate(batches):
+            torch.testing.assert_close(execution.outputs(batch)[0], model(images))
 
 
 class Two(nn.Module):

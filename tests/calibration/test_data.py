@@ -148,6 +148,23 @@ def test_images_that_exceed_the_scratch_limit_are_refused(tmp_path: Path) -> Non
         read_images(generate(), network(), store=store)
 
 
+def test_stores_share_one_memory_limit(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, memory_limit=100)
+    first, second = TensorStore(80, scratch), TensorStore(1000, scratch)
+    first.put("a", torch.zeros(15))
+    second.put("b", torch.zeros(5))
+    second.put("c", torch.ones(10))
+    second.put("d", torch.zeros(100), passing=True)
+    assert (first.held, second.held, scratch.held, scratch.used) == (60, 20, 80, 40)
+    assert torch.equal(second.get("c"), torch.ones(10))
+    first.drop("a")
+    second.drop("d")
+    second.put("e", torch.zeros(20))
+    assert (scratch.held, scratch.used) == (100, 40)
+    second.close()
+    assert (scratch.held, scratch.used) == (0, 0)
+
+
 def test_a_scratch_folder_in_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

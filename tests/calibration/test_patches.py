@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from entrim.calibration import patch_gram as module
-from entrim.calibration.conv_geometry import Axis, Geometry
-from entrim.calibration.patch_gram import PatchGram, patches
+from entrim.calibration.patch_gram import Axis, Geometry, PatchGram, patches
 from entrim.errors import BadRowsError, BadSettingError
 
 CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)

@@ -87,6 +87,8 @@ class Costs:
             }
             inside = next(iter(blocks.get(name, ())), None)
             terms.append(Term(each, _lengths(graph, name, tuple(tensor.shape)), inside, name))
+        for name, macs_per_channel in graph.products.items():
+            terms.append(Term({"macs": macs_per_channel}, (Length(0, {name: 1}),)))
         costs = cls(tuple(terms), {})
         whole = {group.name: group.channels for group in graph.groups}
         return cls(costs.terms, {"macs": macs - costs.at(whole)["macs"]})
@@ -106,9 +108,30 @@ class Costs:
         return {kind: value + self.rest.get(kind, 0.0) for kind, value in total.items()}
 
     def of_groups(self, names: Sequence[str], widths: Widths) -> dict[str, int | float]:
-        """Return the costs of the tensors that depend on any of some groups."""
-        terms = {id(term): term for name in names for term in self.terms_of.get(name, [])}
-        return _sum(list(terms.values()), widths)
+        """Return the costs of the tensors that depend on any of some groups.
+
+        They are computed once for all widths that agree in the groups of these tensors.
+        """
+        chosen = tuple(names)
+        if chosen not in self._dependencies:
+            terms = {id(term): term for name in chosen for term in self.terms_of.get(name, [])}
+            groups = {group for term in terms.values() for group in term.groups}
+            self._dependencies[chosen] = list(terms.values()), sorted(groups)
+        terms, groups = self._dependencies[chosen]
+        key = chosen, tuple(widths[group] for group in groups)
+        if key not in self._computed:
+            self._computed[key] = _sum(terms, widths)
+        return self._computed[key]
+
+    @cached_property
+    def _dependencies(self) -> dict[tuple[str, ...], tuple[list[Term], list[str]]]:
+        """The tensors that depend on some groups, and all groups on which these depend."""
+        return {}
+
+    @cached_property
+    def _computed(self) -> dict[object, dict[str, int | float]]:
+        """Costs by groups and widths."""
+        return {}
 
 
 def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, int | float]:

@@ -16,9 +16,8 @@ from entrim.allocation.costs import SECONDS, Costs, Term, Widths
 from entrim.calibration.executor import Execution, Program
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.entropic.moments import MEMORY_LIMIT
-from entrim.graph.channel_graph import ChannelGraph
+from entrim.graph.channel_graph import ChannelGraph, is_inside
 from entrim.graph.eager import ExampleInputs
-from entrim.graph.residual_blocks import is_inside
 from entrim.graph.tracer import arguments_of
 
 REPEATS = 20

@@ -1,7 +1,7 @@
 """Sensitivity: the change of the outputs when one group is pruned, measured without labels."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,14 +13,13 @@ from entrim.calibration.tensor_store import TensorStore
 from entrim.config import Sensitivity
 from entrim.errors import BadSettingError
 from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.metrics import Kind, kl_divergence, log_probabilities, output_kinds
+from entrim.graph.restricted import mark_removed
+from entrim.metrics import NEARLY_CONSTANT, Kind, kl_divergence, log_probabilities, output_kinds
+from entrim.planning.workload import NARROW
 from entrim.reconstruction.layer import mask_removed, masked_tensors, modified_tensors, refit_layer
 from entrim.selection.base import ChannelRanking
 
 Kept = Mapping[str, Sequence[int]]
-NARROW = 0.3
-"""Share of the channels below which a group is narrow: its divergence is large and needs fewer
-images."""
 _LEAST = 1e-12
 """Smallest divergence whose logarithm is interpolated."""
 
@@ -30,11 +29,6 @@ def measured_widths(ranking: ChannelRanking, fractions: Sequence[float]) -> list
     full = ranking.group.channels
     found = {max(ranking.min_width, round(fraction * full)) for fraction in fractions}
     return sorted((found | {ranking.min_width}) - {full})
-
-
-def measured_batches(batches: int, images: int, max_images: int) -> int:
-    """Return the number of batches that contain about `max_images` of the images."""
-    return min(batches, max(1, round(batches * max_images / images)))
 
 
 def interpolate(measured: Mapping[int, float], full: int) -> dict[int, float]:
@@ -74,6 +68,8 @@ class OutputGap:
     """The distance between one output and its reference, as sums over the images."""
 
     apart: float = 0.0
+    size: float = 0.0
+    """Squared norm of the reference."""
     power: float = 0.0
     """Squared distance of the reference from `origin`."""
     total: Tensor | float = 0.0
@@ -90,6 +86,7 @@ class OutputGap:
         if self.origin is None:
             self.origin = b.mean(axis)
         self.apart += float((a - b).square().sum())
+        self.size += float(b.square().sum())
         shifted = b - self.origin.unsqueeze(axis)
         self.power += float(shifted.square().sum())
         self.total = self.total + shifted.sum(axis)
@@ -102,6 +99,12 @@ class OutputGap:
         mean = torch.as_tensor(self.total).square().sum() / max(self.rows, 1)
         left = self.power - float(mean)
         return left if left > 1e-12 * self.power else 0.0
+
+    @property
+    def reference_power(self) -> float:
+        """What errors are relative to: the squared deviation, unless the output hardly varies."""
+        deviation = self.squared_deviation
+        return max(deviation, NEARLY_CONSTANT * self.size) if deviation else 0.0
 
     @property
     def variance(self) -> float:
@@ -210,13 +213,27 @@ class SensitivityAnalyzer:
         return gaps
 
     def _by_place(self, trials: Mapping[str, object]) -> dict[int, list[Group]]:
-        """Return the groups by the position of the first node that consumes them."""
+        """Return the groups by the position of the first node that they change.
+
+        This is a consumer, or a normalization whose statistics are over their channels.
+        """
+        norms = self._norm_places()
         found: dict[int, list[Group]] = {}
         for name in trials:
+            group = self.graph.group(name)
             places = [
                 p for r in self.readers if name in r.spec.columns_per_channel for p in r.call_sites
             ]
-            found.setdefault(min(places), []).append(self.graph.group(name))
+            places += [norms[m.tensor] for m in group.members if m.tensor in norms]
+            found.setdefault(min(places), []).append(group)
+        return found
+
+    def _norm_places(self) -> dict[str, int]:
+        """Return the position of the first call of every normalization over channels."""
+        program, found = self.task.programs[0], dict[str, int]()
+        for node, name in program.names.items():
+            if name in self.graph.norms and node.users:
+                found[name] = min(program.place[user] for user in node.users)
         return found
 
     def _tensors_at(self, held: Kept) -> dict[str, Tensor]:
@@ -231,13 +248,19 @@ class SensitivityAnalyzer:
     ) -> OutputChange:
         stays = self.graph.kept_indices({**others, group.name: kept})
         tensors = dict(held.tensors)
+        for weight, kept_channels in self._restricted(group, stays).items():
+            tensors[weight] = mark_removed(self.task.tensors[weight], kept_channels)
         for reader in self.readers:
             if group.name in reader.spec.columns_per_channel:
                 self._refit(reader, stays, tensors)
         count = self.narrow_batches if len(kept) < NARROW * group.channels else None
-        some = replace(held, programs=held.programs[:count], batches=held.batches[:count])
         later = range(place, len(held.program.nodes))
-        return self._compare(some.branch(tensors, changed_nodes=later).finish(place))
+        return self._compare(held.first(count).branch(tensors, changed_nodes=later).finish(place))
+
+    def _restricted(self, group: Group, kept_indices: KeptIndices) -> dict[str, Sequence[int]]:
+        """Return the kept channels of the normalizations over channels of `group`."""
+        weights = {m.tensor for m in group.members if m.tensor in self.graph.norms}
+        return {name: kept_indices[name][0] for name in weights if name in kept_indices}
 
     def _refit(
         self, reader: BoundConsumer, kept_indices: KeptIndices, tensors: dict[str, Tensor]
@@ -286,7 +309,7 @@ def output_change(
 
 def _relative_error(gaps: Sequence[OutputGap]) -> float:
     apart = sum((gap.apart for gap in gaps), 0.0)
-    spread = sum(gap.squared_deviation for gap in gaps)
+    spread = sum(gap.reference_power for gap in gaps)
     return apart / spread if spread > 0 else apart
 
 

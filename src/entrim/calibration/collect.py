@@ -5,9 +5,9 @@ The same pass compares the images with the running statistics of BatchNorm layer
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -15,12 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
-from entrim.calibration.data import Batches
 from entrim.calibration.executor import Execution, Program, advance, programs
 from entrim.calibration.gram import Gram, LayerRows, reduced_columns
-from entrim.calibration.patch_gram import PatchGram, patches
-from entrim.calibration.row_collector import RowCollector
+from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double, patches, sums_device
 from entrim.calibration.tensor_store import Scratch, TensorStore
+from entrim.config import WORKING_SHARE
 from entrim.entropic.moments import Moments
 from entrim.errors import BadImagesError
 from entrim.graph.channel_graph import ChannelGraph, Group
@@ -53,18 +52,40 @@ class Pass:
     """Seed of all random numbers."""
     views: int = 1
     """How often every image occurs: the batches are this many sequences of the same images."""
+    capacity: int | float = math.inf
+    """Bytes in memory and on disk for the second moments of all layers and for activations."""
     batch_sizes: tuple[int, ...] = field(init=False)
     """The number of images in each batch; batches that are read on demand are not read."""
 
     def __post_init__(self) -> None:
         batches = self.batches
-        sizes = batches.sizes if isinstance(batches, Batches) else tuple(map(samples, batches))
-        object.__setattr__(self, "batch_sizes", sizes)
+        sizes = getattr(batches, "sizes", None)
+        found = tuple(map(samples, batches)) if sizes is None else sizes
+        object.__setattr__(self, "batch_sizes", found)
 
     @property
     def images(self) -> int:
         """The number of images, every view counted."""
         return sum(self.batch_sizes)
+
+    def part(self, batches: slice) -> "Pass":
+        """Return the pass over some of the batches."""
+        return replace(self, programs=self.programs[batches], batches=self.batches[batches])
+
+    def first(self, images: int) -> "Pass":
+        """Return the pass over the first batches, which contain about `images` images."""
+        return self.part(slice(self.n_batches(images)))
+
+    def n_batches(self, images: int) -> int:
+        """Return the number of batches that contain about `images` images, at least one."""
+        batches = len(self.programs)
+        return min(batches, max(1, round(batches * images / self.images)))
+
+    @property
+    def order(self) -> list[int]:
+        """The numbers of all batches in the order of their images, with all views of each."""
+        count = len(self.programs) // self.views
+        return [view * count + batch for batch in range(count) for view in range(self.views)]
 
     def image_numbers(self, batch: int) -> range:
         """Return the numbers of the images in a batch; views of one image have the same number."""
@@ -72,25 +93,32 @@ class Pass:
         return range(first, first + self.batch_sizes[batch])
 
     def sample_positions(
-        self, reader: BoundConsumer, x: Tensor, columns: int, generator: torch.Generator
+        self,
+        reader: BoundConsumer,
+        x: Tensor,
+        columns: int,
+        generator: torch.Generator,
+        images: int | None = None,
     ) -> Int[Tensor, "N P"] | None:
         """Return the output positions of each image to use, drawn anew for every batch.
 
         None stands for all. The automatic number provides `ROWS_PER_COLUMN` rows for each of
-        the `columns` of the layer.
+        the `columns` of the layer, from `images` images, by default all.
         """
         count = reader.n_positions(x)
-        drawn = self.n_sampled(reader, count, columns)
+        drawn = self.n_sampled(reader, count, columns, images)
         if drawn is None:
             return None
         order = torch.rand(len(x), count, generator=generator)
-        return order.topk(drawn, 1).indices.to(_sums_device(x.device))
+        return order.topk(drawn, 1).indices.to(sums_device(x.device))
 
-    def n_sampled(self, reader: BoundConsumer, count: int, columns: int) -> int | None:
+    def n_sampled(
+        self, reader: BoundConsumer, count: int, columns: int, images: int | None = None
+    ) -> int | None:
         """Return how many of `count` output positions of an image are used; None for all."""
         if self.n_positions != "auto":
             return None if self.n_positions is None else min(self.n_positions, count)
-        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
+        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // (images or self.images))
         factor = _SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1
         return None if drawn * factor >= count else drawn
 
@@ -156,6 +184,8 @@ class LayerStatistics:
     forward: Pass
     consumers: Mapping[str, BoundConsumer]
     store: TensorStore
+    collection: Pass
+    """The images of the Gram matrices: those of `forward`, and perhaps other views of them."""
 
     @classmethod
     def of(
@@ -168,6 +198,7 @@ class LayerStatistics:
         scratch: Scratch,
         n_positions: int | Literal["auto"] | None = None,
         seed: int | None = None,
+        capacity: int | float = math.inf,
     ) -> "LayerStatistics":
         """Return empty statistics of a network on the images in `batches`."""
         tensors = {
@@ -182,19 +213,31 @@ class LayerStatistics:
             scratch=scratch,
             n_positions=n_positions,
             seed=seed,
+            capacity=capacity,
         )
         consumers = bind_consumers(forward.programs[0], graph)
-        return cls(graph, forward, consumers, forward.new_store())
+        return cls(graph, forward, consumers, forward.new_store(), forward)
 
     def close(self) -> None:
-        """Remove everything that was collected."""
+        """Remove everything that was collected, and the folder for data on disk."""
         self.store.close()
+        self.forward.scratch.close()
 
     @property
     def unobservable_groups(self) -> set[str]:
         """The groups with a consumer whose inputs cannot be observed."""
         hidden = [c for c in self.graph.consumers if c.layer not in self.consumers]
         return {name for consumer in hidden for name in consumer.columns_per_channel}
+
+    @property
+    def gram_bytes(self) -> int:
+        """The size of the second moments of all layers."""
+        return sum(map(self.forward.statistics_bytes, self.consumers.values()))
+
+    @property
+    def activation_capacity(self) -> int | float:
+        """Bytes in memory and on disk for activations of several batches."""
+        return self.forward.capacity - self.gram_bytes
 
     def consumers_of(self, *groups: Group) -> list[BoundConsumer]:
         """Return the layers that consume channels of any of `groups`."""
@@ -206,15 +249,28 @@ class LayerStatistics:
         found = self.consumers_of(group)
         return len(found) == 1 and len(found[0].call_sites) == 1 and len(group.layers) == 1
 
+    def collectable(
+        self, names: Collection[str], solved: Collection[str]
+    ) -> tuple[list[Group], set[str]]:
+        """Return the groups of `names` that can be collected, and the names of too large ones.
+
+        A solution has one weight per column, so rows are not enough for the groups in `solved`.
+        """
+        hidden = self.unobservable_groups
+        groups = [g for g in self.graph.groups if g.name in names and g.name not in hidden]
+        large = self.too_large(groups)
+        large |= self.kept_as_rows([group for group in groups if group.name in solved])
+        return [g for g in groups if g.name not in large and self.consumers_of(g)], large
+
     def too_large(self, groups: Sequence[Group]) -> set[str]:
         """Return the groups whose statistics do not fit into the memory limit."""
         limit, found = self.forward.memory_limit, set[str]()
+        widths = {group.name: group.channels for group in self.graph.groups}
         for consumer in self.consumers_of(*groups):
-            too_large = self.forward.statistics_bytes(consumer) > limit
+            too_large = self.collection.statistics_bytes(consumer) > limit
             by_rows = self.keeps_rows(consumer)
             for name in consumer.spec.columns_per_channel:
-                channels = self.graph.group(name).channels
-                if too_large or (by_rows and channels > reduced_columns(limit)):
+                if too_large or (by_rows and widths[name] > reduced_columns(limit)):
                     found.add(name)
         return found
 
@@ -224,7 +280,7 @@ class LayerStatistics:
 
     def keeps_rows(self, consumer: BoundConsumer) -> bool:
         """Whether the rows of a layer are kept, because its Gram matrices are too large."""
-        return self.forward.keeps_rows(consumer, consumer.columns)
+        return self.collection.keeps_rows(consumer, consumer.columns)
 
     def collect(
         self,
@@ -232,7 +288,7 @@ class LayerStatistics:
         on_batch: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Collect the Gram matrices of `consumers` that are not in the store yet."""
-        capture(self.forward, self.missing(consumers), self.store, on_batch)
+        capture(self.collection, self.missing(consumers), self.store, on_batch)
 
     def missing(self, consumers: Iterable[BoundConsumer]) -> list[BoundConsumer]:
         """Return the `consumers` whose Gram matrices are not in the store yet."""
@@ -298,19 +354,6 @@ def capture(
             is_gram = isinstance(total, PatchGram)
             grams.put(layer, total.gram_sum if is_gram else total.rows())
             grams.put((layer, "count") if is_gram else (layer, "rows"), total.count)
-
-
-def in_double(x: Tensor) -> Tensor:
-    """Return `x` in double precision, on the CPU if its device does not support it.
-
-    Single precision would be twice as fast, but rounding can make a rank-deficient Gram matrix
-    (fewer rows than columns) indefinite, and systems with a small ridge could not be solved.
-    """
-    return x.to(_sums_device(x.device), torch.float64)
-
-
-def _sums_device(device: torch.device) -> torch.device:
-    return torch.device("cpu") if device.type == "mps" else device
 
 
 def gram_of(grams: TensorStore, layer: str) -> Gram | LayerRows:
@@ -514,12 +557,16 @@ def _device(task: Pass) -> torch.device:
 
 
 def collection_passes(task: Pass, readers: Sequence[BoundConsumer]) -> list[list[BoundConsumer]]:
-    """Split `readers` into passes whose statistics together fit the memory limit."""
+    """Split `readers` into passes whose statistics fit into the memory that is left.
+
+    At least `WORKING_SHARE` of the memory limit is, because no other data are stored in it.
+    """
     passes: list[list[BoundConsumer]] = []
+    free = max(WORKING_SHARE * task.memory_limit, task.memory_limit - task.scratch.held)
     held = 0
     for reader in readers:
         size = task.statistics_bytes(reader)
-        if not passes or held + size > task.memory_limit:
+        if not passes or held + size > free:
             passes.append([])
             held = 0
         passes[-1].append(reader)

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, fx
 
-from entrim.calibration.conv_geometry import Geometry
 from entrim.calibration.executor import Program
+from entrim.calibration.patch_gram import Geometry
 from entrim.graph.channel_graph import ChannelGraph, ConsumerLayer, Group
 from entrim.graph.tracer import arguments_of
 

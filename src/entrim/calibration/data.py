@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from entrim.calibration.tensor_store import SpilledTensor, TensorStore
+from entrim.calibration.tensor_store import SpilledTensor, TensorStore, tensor_bytes
 from entrim.errors import BadImagesError
 from entrim.graph.eager import ExampleInputs
 
 Images = Tensor | Iterable[Any] | Dataset[Any]
-"""A tensor or array (images first), a Dataset, or batches: a DataLoader or any other iterable of
-tensors, (images, labels) pairs or dicts."""
+"""A tensor or array (images first), a list of images, a Dataset, or batches: a DataLoader or any
+other iterable of tensors, (images, labels) pairs or dicts."""
 _SINGLE = ""
 """The name of the only input."""
 _DIGEST_BYTES = 8
@@ -51,6 +51,13 @@ class CalibrationData:
         """The number of images."""
         return sum(self.sizes) if self.rows is None else len(self.rows)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the images that were copied into a limited store; 0 for a tensor of the user."""
+        chunks = range(len(self.sizes)) if self.store.limit < math.inf else ()
+        values = [self.store.values[name, number] for name in self.names for number in chunks]
+        return sum(v.size if isinstance(v, SpilledTensor) else tensor_bytes(v) for v in values)
+
     def batch(self, index: slice | Tensor) -> ExampleInputs:
         """Return a batch of images as inputs of the network."""
         found = {name: self._take(name, index).to(self.device) for name in self.names}
@@ -71,6 +78,18 @@ class CalibrationData:
     def subset(self, rows: Tensor) -> "CalibrationData":
         """Return the images with these indices."""
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+    def split(self, held: int, seed: int) -> tuple["CalibrationData", "CalibrationData"]:
+        """Return the images without `held` random ones, in their order, and those."""
+        digest = hashlib.sha256(f"{seed} hold-out".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        out, rest = torch.randperm(self.count, generator=generator).tensor_split([held])
+        return self.subset(rest.sort().values) if held else self, self.subset(out)
+
+    def halves(self) -> tuple["CalibrationData", "CalibrationData"]:
+        """Return the first and the second half of the images."""
+        first, second = torch.arange(self.count).tensor_split(2)
+        return self.subset(first), self.subset(second)
 
     def resample(self, generator: torch.Generator | None) -> "CalibrationData":
         """Return a bootstrap sample: the same number of images, drawn with replacement."""
@@ -198,6 +217,8 @@ def read_images(
     kept = TensorStore(math.inf) if own or store is None else store
     needed = 1 if model is None else _positional_inputs(model)
     reader = _BatchReader(kept, like.dtype)
+    if batch_to_inputs is None and model is not None:
+        images = _stack_images(images, model)
     for batch in _iterate_batches(images, batch_size):
         inputs = batch if batch_to_inputs is None else batch_to_inputs(batch)
         reader.add(_to_inputs(inputs, needed, keep_tuple=batch_to_inputs is not None))
@@ -273,6 +294,31 @@ class _BatchReader:
         if not self.varied and chunk.is_floating_point():
             reference = chunk[:1] if not self.sizes else self.store.get((name, 0))[:1]
             self.varied = not bool((chunk == reference.to(chunk)).all())
+
+
+def _stack_images(images: Images, model: nn.Module) -> Images:
+    """Return a list of single images as one tensor; raise for a single image.
+
+    A tensor is a single image if it has the shape (channels, height, width) of the inputs of the
+    first convolution: as a batch, it would have as many images as channels.
+    """
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = None if first is None else first.in_channels
+
+    def is_single(image: object) -> bool:
+        shape = image.shape if isinstance(image, Tensor | np.ndarray) else ()
+        return len(shape) == 3 and shape[0] == channels
+
+    if is_single(images):
+        raise BadImagesError("this is a single image: pass a few hundred, stacked in axis 0")
+    if not isinstance(images, list | tuple) or not images or not all(map(is_single, images)):
+        return images
+    shapes = sorted({tuple(image.shape) for image in images})
+    if len(shapes) > 1:
+        raise BadImagesError(
+            f"the images have shapes {shapes[0]} and {shapes[-1]}: resize or crop them to one shape"
+        )
+    return torch.stack([_tensor(image) for image in images])
 
 
 def _iterate_batches(images: Images, batch_size: int) -> Iterator[Any]:

@@ -1,16 +1,20 @@
-"""Second moments of the input patches of a layer, computed without extracting the patches."""
+"""The input patches of a layer: their geometry, their second moments, and the patches themselves.
+
+Second moments are computed without extracting the patches.
+"""
 
 import math
 from collections import defaultdict
-from functools import reduce
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import product
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from entrim.calibration.conv_geometry import Geometry, Meeting, Pair, meetings, sources
-from entrim.errors import BadRowsError
+from entrim.errors import BadRowsError, BadSettingError
 
 _CHUNK_BYTES = 32 * 2**20
 _ROWS = 2**16
@@ -19,6 +23,191 @@ _BLOCK = 1024
 """Columns of a product: blocks below the diagonal follow from those above it."""
 _FEW = 16
 """With fewer channels per group, products by shift are slower than those of patches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One spatial axis of a layer."""
+
+    kernel: int = 1
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+    extra: int = 0
+    """Output padding of a transposed convolution."""
+    transposed: bool = False
+
+    def outputs(self, size: int) -> int:
+        """Return the number of output positions for `size` inputs."""
+        reach, pad = self.dilation * (self.kernel - 1), self.before + self.after
+        if self.transposed:
+            return (size - 1) * self.stride + reach + 1 - pad + self.extra
+        return (size + pad - reach - 1) // self.stride + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Kernel, stride, dilation and padding of a layer; all empty for a linear layer."""
+
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()
+    """Zeros before and after each axis; padding="same" can be asymmetric."""
+    groups: int = 1
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    """Output padding of a transposed convolution; empty for none."""
+
+    def __post_init__(self) -> None:
+        rank = len(self.kernel)
+        if not rank == len(self.stride) == len(self.dilation) == len(self.padding):
+            raise BadSettingError(
+                f"{self} has tuples of different lengths: pass one value per axis"
+            )
+        if len(self.output_padding) not in (0, rank):
+            raise BadSettingError(f"{self}: output_padding must have one value per axis, or none")
+        if min(self.groups, *self.kernel, *self.stride, *self.dilation, 1) < 1:
+            raise BadSettingError(f"{self}: kernel, stride, dilation and groups must be positive")
+
+    @property
+    def block(self) -> int:
+        """The number q of columns per channel."""
+        return math.prod(self.kernel)
+
+    @property
+    def may_pad(self) -> bool:
+        """Whether a weight may meet a zero of the padding instead of an input."""
+        return self.transposed or any(map(any, self.padding))
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The spatial axes; a linear layer has one axis with a kernel of size 1."""
+        if not self.kernel:
+            return (Axis(),)
+        settings = zip(
+            *(self.kernel, self.stride, self.dilation, self.padding),
+            self.output_padding or (0,) * len(self.kernel),
+            strict=True,
+        )
+        return tuple(
+            Axis(
+                kernel=kernel,
+                stride=stride,
+                dilation=dilation,
+                before=before,
+                after=after,
+                extra=extra,
+                transposed=self.transposed,
+            )
+            for kernel, stride, dilation, (before, after), extra in settings
+        )
+
+    def outputs(self, sizes: tuple[int, ...]) -> int:
+        """Return the number of output positions for a feature map of these sizes."""
+        along = (axis.outputs(size) for axis, size in zip(self.axes, sizes, strict=True))
+        return math.prod(max(0, positions) for positions in along)
+
+
+@lru_cache(maxsize=256)
+def axis_sources(axis: Axis, size: int) -> Int[Tensor, "positions kernel"]:
+    """Return the input coordinate of each kernel offset at each output, -1 for padding.
+
+    With stride t and dilation e, output p of a convolution reads the input t p + e i - before. A
+    transposed convolution writes its input u to t u + e i - before, so output p reads the u for
+    which this is p.
+    """
+    p, i = torch.arange(axis.outputs(size))[:, None], torch.arange(axis.kernel)[None]
+    if axis.transposed:
+        reached = p + axis.before - axis.dilation * i
+        source = reached.div(axis.stride, rounding_mode="floor")
+        source[reached % axis.stride != 0] = -1
+    else:
+        source = axis.stride * p + axis.dilation * i - axis.before
+    return torch.where((source >= 0) & (source < size), source, -1)
+
+
+def sources(geometry: Geometry, sizes: tuple[int, ...]) -> Int[Tensor, "positions q"]:
+    """Return the flat input position of each weight at each output, -1 for padding."""
+    flat = torch.zeros(1, 1, dtype=torch.int64)
+    for axis, size in zip(geometry.axes, sizes, strict=True):
+        along = axis_sources(axis, size)[None, :, None, :]
+        before = flat[:, None, :, None]
+        flat = torch.where((before < 0) | (along < 0), -1, before * size + along)
+        flat = flat.flatten(2).flatten(0, 1)
+    return flat
+
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Inputs u of one axis that occur together with u + shift in the same pairs of offsets."""
+
+    shift: int
+    inputs: range
+    pairs: tuple[Pair, ...]
+
+
+@lru_cache(maxsize=256)
+def axis_runs(axis: Axis, size: int) -> tuple[Run, ...]:
+    """Return all pairs of inputs that are read by a common output, as runs.
+
+    Kernel offsets i and j read inputs a fixed shift apart. An offset reads every `stride`-th input
+    of an interval, and these intervals have equal lengths, so the inputs with the same pairs of
+    offsets are evenly spaced.
+    """
+    pairs: defaultdict[tuple[int, int], list[Pair]] = defaultdict(list)
+    for row in axis_sources(axis, size).tolist():
+        met = [(i, u) for i, u in enumerate(row) if u >= 0]
+        for (i, u), (j, v) in product(met, met):
+            pairs[v - u, u].append((i, j))
+    runs: defaultdict[tuple[int, tuple[Pair, ...]], list[int]] = defaultdict(list)
+    for (shift, u), met in sorted(pairs.items()):
+        runs[shift, tuple(sorted(met))].append(u)
+    return tuple(
+        Run(shift, range(us[0], us[-1] + 1, us[1] - us[0] if len(us) > 1 else 1), met)
+        for (shift, met), us in runs.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Inputs of a feature map that occur with those `shift` away in the same pairs of offsets."""
+
+    shift: tuple[int, ...]
+    inputs: tuple[range, ...]
+    pairs: tuple[Pair, ...]
+    """Flat kernel offsets."""
+
+    @property
+    def itself(self) -> bool:
+        """Whether the shift is zero."""
+        return not any(self.shift)
+
+
+@lru_cache(maxsize=256)
+def meetings(geometry: Geometry, sizes: tuple[int, ...]) -> tuple[Meeting, ...]:
+    """Return the products that make up the Gram matrix of the patches, one per symmetric pair.
+
+    Block (i, j) of the Gram matrix is the sum over all meetings with this pair. Missing pairs are
+    the transposes of existing ones, or zero.
+    """
+    axes = geometry.axes
+    found = []
+    for runs in product(*(axis_runs(*both) for both in zip(axes, sizes, strict=True))):
+        shift = tuple(run.shift for run in runs)
+        if shift < (0,) * len(axes):
+            continue
+        pairs = [(0, 0)]
+        for axis, run in zip(axes, runs, strict=True):
+            pairs = [
+                (a * axis.kernel + i, b * axis.kernel + j) for a, b in pairs for i, j in run.pairs
+            ]
+        found.append(Meeting(shift, tuple(run.inputs for run in runs), tuple(pairs)))
+    return tuple(found)
 
 
 def patches(
@@ -34,12 +223,12 @@ def patches(
     index = sources(geometry, tuple(maps.shape[2:])).to(x.device)
     index = index.expand(len(maps), -1, -1) if sampled is None else index[sampled]
     _, P, q = index.shape
-    flat = index.flatten(1)[:, None]
-    read = maps.flatten(2).gather(2, flat.clamp_min(0).expand(-1, maps.shape[1], -1))
+    flat, images = index.flatten(1), torch.arange(len(maps), device=x.device)[:, None]
+    read = maps.flatten(2).mT[images, flat.clamp_min(0)]
     if geometry.may_pad:
-        read = read.masked_fill_(flat < 0, 0)
-    read = read.unflatten(2, (P, q)).unflatten(1, (geometry.groups, -1))
-    return read.permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2)
+        read.masked_fill_(flat[..., None] < 0, 0)
+    read = read.unflatten(2, (geometry.groups, -1)).unflatten(1, (P, q))
+    return read.permute(3, 0, 1, 4, 2).flatten(3).flatten(1, 2)
 
 
 class PatchGram:
@@ -166,10 +355,9 @@ class _Products:
         """Add a batch that fits into memory twice.
 
         The layout is positions, images, channels: parts of the map are then copied in long
-        contiguous runs, and a single fast matrix transposition produces the layout.
+        contiguous runs, and maps in channels-last format are copied to it in runs of all channels.
         """
-        laid = maps.flatten(2).flatten(0, 1).t().contiguous()
-        laid = laid.view(*self.sizes, len(maps), maps.shape[1])
+        laid = maps.movedim((0, 1), (-2, -1)).contiguous()
         self.map_sum += laid.sum(-2).to(self.map_sum.device)
         for square, meeting in zip(self.squares, self.meetings, strict=True):
             self._multiply(square, meeting, laid)
@@ -250,3 +438,38 @@ def _as_maps(x: Tensor, geometry: Geometry) -> Float[Tensor, "N D *spatial"]:
 def _images_at_once(rows: int, columns: int) -> int:
     """Return the number of images of `rows` x `columns` per chunk, at least one."""
     return max(1, min(_CHUNK_BYTES // (4 * columns), _ROWS) // max(1, rows))
+
+
+class RowCollector:
+    """All rows of a layer with more columns than rows, used like a `PatchGram`."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry, self.count = geometry, 0
+        self._parts: list[Tensor] = []
+
+    def add(self, x: Tensor) -> None:
+        """Add a batch of layer inputs (N, D, *spatial), or (N, ..., D) of a linear layer."""
+        self.add_rows(patches(x.detach(), self.geometry))
+
+    def add_rows(self, rows: Float[Tensor, "groups rows n"]) -> None:
+        """Add patches, as `patches` returns them."""
+        self._parts.append(rows)
+        self.count += rows.shape[1]
+
+    def rows(self) -> Float[Tensor, "groups T n"]:
+        """Return all rows."""
+        return torch.cat(self._parts, 1)
+
+
+def in_double(x: Tensor) -> Tensor:
+    """Return `x` in double precision, on the CPU if its device does not support it.
+
+    Single precision would be twice as fast, but rounding can make a rank-deficient Gram matrix
+    (fewer rows than columns) indefinite, and systems with a small ridge could not be solved.
+    """
+    return x.to(sums_device(x.device), torch.float64)
+
+
+def sums_device(device: torch.device) -> torch.device:
+    """Return the device of sums in double precision."""
+    return torch.device("cpu") if device.type == "mps" else device

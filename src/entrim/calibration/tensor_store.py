@@ -19,14 +19,18 @@ _MOUNTS = Path("/proc/self/mounts")
 
 @dataclass(slots=True)
 class Scratch:
-    """The disk space that all tensor stores of a run share.
+    """The memory and disk space that all tensor stores of a run share.
 
-    A folder is created in `parent`, by default the temporary folder, when the first tensor is
-    written. A parent on a file system in memory raises an error, because it would save no memory.
+    Tensors are written to disk when the stores together hold `memory_limit` bytes. A folder is
+    created in `parent`, by default the temporary folder, when the first tensor is written. A parent
+    on a file system in memory raises an error, because it would save no memory.
     """
 
     parent: Path | None = None
     limit: int | float = math.inf
+    memory_limit: int | float = math.inf
+    held: int = 0
+    """Bytes that the stores hold in memory."""
     used: int = 0
     written: int = 0
     folder: tempfile.TemporaryDirectory[str] | None = None
@@ -37,7 +41,7 @@ class Scratch:
         if self.used + size > self.limit:
             raise ScratchError(
                 f"tensors on disk would exceed scratch_limit={self.limit:,} bytes: raise it in "
-                "Calibration(...), or pass fewer or smaller images"
+                "Calibration(...), or pass fewer or smaller images, or smaller batches"
             )
         file = self._new_file()
         try:
@@ -86,12 +90,17 @@ class Scratch:
 
 @dataclass(slots=True)
 class TensorStore:
-    """Stores values by key; tensors beyond `limit` bytes are written to disk."""
+    """Stores values by key; tensors beyond `limit` bytes are written to disk.
+
+    So are tensors beyond the memory limit of all stores that share `scratch`.
+    """
 
     limit: int | float
     scratch: Scratch = field(default_factory=Scratch)
     held: int = 0
     values: dict[Hashable, Any] = field(default_factory=dict)
+    passing: set[Hashable] = field(default_factory=set)
+    """Keys of the tensors that are held only for a moment, and do not count."""
 
     def __enter__(self) -> "TensorStore":
         return self
@@ -109,14 +118,22 @@ class TensorStore:
         for key in list(self.values):
             self.drop(key)
 
-    def put(self, key: Hashable, value: Any) -> None:
-        """Store `value`; only tensors count toward the limit."""
+    def put(self, key: Hashable, value: Any, *, passing: bool = False) -> None:
+        """Store `value`; only tensors count toward the limits, and only if they are not `passing`.
+
+        A passing tensor is dropped soon: it stays in memory.
+        """
         self.drop(key)
-        if isinstance(value, Tensor):
-            if self.held + tensor_bytes(value) > self.limit:
-                value = self.scratch.write(value)
+        if passing:
+            self.passing.add(key)
+        elif isinstance(value, Tensor):
+            size, shared = tensor_bytes(value), self.scratch
+            full = shared.held + size > shared.memory_limit
+            if full or self.held + size > self.limit:
+                value = shared.write(value)
             else:
-                self.held += tensor_bytes(value)
+                self.held += size
+                shared.held += size
         self.values[key] = value
 
     def get(self, key: Hashable) -> Any:
@@ -127,8 +144,11 @@ class TensorStore:
     def drop(self, key: Hashable) -> None:
         """Remove the value under `key`, if any."""
         value = self.values.pop(key, None)
-        if isinstance(value, Tensor):
+        if key in self.passing:
+            self.passing.remove(key)
+        elif isinstance(value, Tensor):
             self.held -= tensor_bytes(value)
+            self.scratch.held -= tensor_bytes(value)
         elif isinstance(value, SpilledTensor):
             self.scratch.remove(value)
 

@@ -1,23 +1,25 @@
-"""Refit one layer and write its new weights and intercept."""
+"""Refit one layer: its regression problem, the ridge, its new weights and intercept."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.calibration.gram import Gram, LayerRows
-from entrim.entropic.least_squares import Refit, refit
+from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double
+from entrim.entropic.least_squares import NormalEquations, Refit, factor_ridged, refit
 from entrim.entropic.moments import Moments
 from entrim.entropic.observations import Observations, refit_rows
 from entrim.entropic.solution import Part
-from entrim.graph.channel_graph import ChannelGraph, Group
-from entrim.graph.residual_blocks import ResidualBlock
-from entrim.surgery.prune import part_of, write_part, zero_removed
+from entrim.graph.channel_graph import ChannelGraph, Group, ResidualBlock
+from entrim.graph.restricted import mark_removed
+from entrim.surgery.plan import part_of, write_part, zero_removed
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Candidates for the ridge of a layer, relative to the second moment of each column."""
@@ -40,6 +42,8 @@ class LayerFit:
     columns: int
     error: float
     """Squared error of the kept outputs, relative to their variance."""
+    images: int | None = None
+    """The number of images, mirror images included, if it is not that of all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +69,15 @@ def masked_tensors(
     tensors: Mapping[str, Tensor],
     removed_blocks: Sequence[ResidualBlock] = (),
 ) -> dict[str, Tensor]:
-    """Return the tensors with zeros in the columns of removed channels and in removed branches."""
-    changed = {}
+    """Return the tensors with zeros in the columns of removed channels and in removed branches.
+
+    Removed channels are marked in normalizations over channels.
+    """
+    changed = {
+        weight: mark_removed(tensors[weight], kept_indices[weight][0])
+        for weight in graph.norms
+        if weight in kept_indices
+    }
     for site in graph.consumers:
         dims = kept_indices.get(site.weight, {})
         if site.dim in dims:
@@ -97,7 +108,7 @@ def refit_layer(
     """
     weight = reader.matrices(original[reader.spec.weight]).double().cpu()
     parts = []
-    for number, (rows, columns) in enumerate(_kept_matrix(reader, kept_indices)):
+    for number, (rows, columns) in enumerate(kept_matrices(reader, kept_indices)):
         problem = gram.problem(number, columns, weight[number][rows])
         parts.append(solve_layer(reader, problem, select_ridge(reader, [problem], ridge)))
     apply_update(reader, parts, kept_indices, tensors)
@@ -120,7 +131,7 @@ def fit_on(
             shift
         )
     error, variance, columns = 0.0, 0.0, 0
-    for number, (rows, kept) in enumerate(_kept_matrix(reader, kept_indices)):
+    for number, (rows, kept) in enumerate(kept_matrices(reader, kept_indices)):
         change = torch.cat([shift[number][:, None], new[number] - old[number]], 1)[rows]
         error += gram.mean_square(number, change)
         variance += gram.variance(number, old[number][rows])
@@ -129,7 +140,7 @@ def fit_on(
     return LayerFit(reader.spec.layer, gram.count, columns, relative)
 
 
-def _kept_matrix(
+def kept_matrices(
     reader: BoundConsumer, kept_indices: KeptIndices
 ) -> Iterator[tuple[Int[Tensor, " M"], Int[Tensor, " k"]]]:
     """Yield the kept rows and columns of every matrix of a layer."""
@@ -205,15 +216,13 @@ def select_ridge(
         enough = splits[0].count >= MIN_ROWS * splits[0].columns
         return DEFAULT_RIDGE if enough else math.inf
     fitting, inner = splits
+    judge = _trial_errors(reader, fitting, inner)
 
     @cache
     def error(candidate: int) -> float:
         if not 0 <= candidate < len(RIDGES):
             return math.inf
         return judge(RIDGES[candidate])
-
-    def judge(candidate: float) -> float:
-        return squared_error(inner, solve_layer(reader, fitting, candidate))
 
     best = len(RIDGES) // 2
     step = 1 if error(best + 1) < error(best) else -1
@@ -222,6 +231,29 @@ def select_ridge(
     if error(best) < inner.target_sum_sq:
         return RIDGES[best]
     return next((one for one in LARGE_RIDGES if judge(one) < inner.target_sum_sq), math.inf)
+
+
+def _trial_errors(
+    reader: BoundConsumer, fitting: Moments | Observations, inner: Moments | Observations
+) -> Callable[[float], float]:
+    """Return the squared error on `inner` of the fit on `fitting` as a function of the ridge.
+
+    Single precision suffices to compare the ridges, and takes half the time.
+    """
+    if isinstance(fitting, Observations) or isinstance(inner, Observations):
+        return lambda ridge: squared_error(inner, solve_layer(reader, fitting, ridge))
+    known = fitting if reader.spec.intercept_target else fitting.through_origin()
+    known, judged = known.to("cpu"), inner.to("cpu")
+    equations = NormalEquations.of(known, torch.arange(known.channels))
+    gram, cross, scale = equations.gram.float(), equations.cross.float(), equations.scale.float()
+    inner_gram, inner_cross = judged.gram_sum.float(), judged.cross_sum.float()
+
+    def error(ridge: float) -> float:
+        solution = torch.cholesky_solve(cross, factor_ridged(gram, ridge)) / scale[:, None]
+        fitted = (2 * inner_cross - inner_gram @ solution) * solution
+        return judged.target_sum_sq - float(fitted.sum(dtype=torch.float64))
+
+    return error
 
 
 def squared_error(data: Moments | Observations, fit: Refit) -> float:
@@ -268,8 +300,170 @@ def modified_tensors(reader: BoundConsumer) -> list[str]:
     return [reader.spec.weight, home.removeprefix("batchnorm:")]
 
 
-def as_fit(reader: BoundConsumer, parts: Sequence[Refit], rows: int, variance: float) -> LayerFit:
+def as_fit(
+    reader: BoundConsumer,
+    parts: Sequence[Refit],
+    rows: int,
+    variance: float,
+    images: int | None = None,
+) -> LayerFit:
     """Return the fit of the solved `parts`, relative to the total variance of the outputs."""
     lack = sum(part.mse * len(part.bias) for part in parts)
     columns = parts[0].weight.shape[1]
-    return LayerFit(reader.spec.layer, rows, columns, lack / variance if variance else 0.0)
+    error = lack / variance if variance else 0.0
+    return LayerFit(reader.spec.layer, rows, columns, error, images)
+
+
+@dataclass(slots=True)
+class ResidualMoments:
+    """Second moments of the inputs and residual outputs of a layer, summed over the batches."""
+
+    reader: BoundConsumer
+    weight: Tensor
+    """The weight on the kept channels."""
+    gram: PatchGram
+    cross: Tensor
+    offset: Tensor
+    power: Tensor
+    single: bool
+    """Whether products of one batch are in single precision, and only their sums in double.
+
+    The Gram matrix then has relative errors below 1e-6, which a ridge of at least 1e-4 absorbs."""
+
+    @classmethod
+    def of(
+        cls, reader: BoundConsumer, weight: Tensor, channels: int, *, single: bool
+    ) -> "ResidualMoments":
+        """Return empty sums for a layer that keeps `channels` input channels."""
+        matrices = reader.matrices(weight)
+        outputs = matrices.shape[:2]
+        device = in_double(weight).device
+        return cls(
+            reader,
+            weight,
+            PatchGram(reader.geometry, channels, device),
+            torch.zeros(matrices.shape, dtype=torch.float64, device=device),
+            torch.zeros(outputs, dtype=torch.float64, device=device),
+            torch.zeros(outputs, dtype=torch.float64, device=device),
+            single,
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return self.gram.count
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Add one batch of inputs and of residuals at the outputs."""
+        if len(x) == 0:
+            return
+        self.gram.add(_single(x) if self.single else in_double(x))
+        cross = self.reader.matrices(
+            _cross(_single(x), _single(residual), self.weight, self.reader)
+        )
+        self.cross += in_double(cross)
+        rank = len(self.reader.geometry.kernel)
+        short = in_double(residual.movedim(-1 - rank, 0).flatten(1))
+        self.offset += short.sum(1).view_as(self.offset)
+        self.power += short.square().sum(1).view_as(self.power)
+
+    def add_rows(
+        self, rows: Float[Tensor, "groups rows n"], residual: Float[Tensor, "rows M"]
+    ) -> None:
+        """Add patches of the inputs, and the residual at the same positions."""
+        convert = _single if self.single else in_double
+        wide, short = convert(rows), convert(residual).T.unflatten(0, (len(rows), -1))
+        self.gram.add_rows(wide)
+        self.cross += in_double(short @ wide)
+        self.offset += in_double(short.sum(2))
+        self.power += in_double(short.square().sum(2))
+
+    def moments(self) -> list[Moments]:
+        """Return the moments of the residual, one for each matrix of the layer."""
+        return [
+            Moments(
+                count=self.gram.count,
+                gram_sum=gram,
+                cross_sum=torch.cat([offset[None], cross.T]),
+                target_sum_sq=float(power.sum()),
+            )
+            for gram, cross, offset, power in zip(
+                self.gram.gram_sum, self.cross, self.offset, self.power, strict=True
+            )
+        ]
+
+
+@dataclass(slots=True)
+class ResidualRows:
+    """All rows of the inputs and residual outputs of a layer, used like `ResidualMoments`."""
+
+    reader: BoundConsumer
+    inputs: RowCollector
+    residuals: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, reader: BoundConsumer) -> "ResidualRows":
+        """Return an empty set of rows."""
+        return cls(reader, RowCollector(reader.geometry))
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return self.inputs.count
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Add one batch of inputs and of residuals at the outputs."""
+        if len(x) == 0:
+            return
+        self.inputs.add(in_double(x))
+        rank = len(self.reader.geometry.kernel)
+        self.residuals.append(in_double(residual.movedim(-1 - rank, -1).flatten(0, -2)))
+
+    def add_rows(
+        self, rows: Float[Tensor, "groups rows n"], residual: Float[Tensor, "rows M"]
+    ) -> None:
+        """Add patches of the inputs, and the residual at the same positions."""
+        self.inputs.add_rows(in_double(rows))
+        self.residuals.append(in_double(residual))
+
+    def moments(self) -> list[Observations]:
+        """Return the regression of the residual, one for each matrix of the layer."""
+        targets = torch.cat(self.residuals).cpu().unflatten(1, (self.reader.geometry.groups, -1))
+        return [
+            Observations(inputs=rows, targets=targets[:, number])
+            for number, rows in enumerate(self.inputs.rows().cpu())
+        ]
+
+
+def _cross(x: Tensor, residual: Tensor, weight: Tensor, reader: BoundConsumer) -> Tensor:
+    """Return the sum over rows of residual times patch, in the shape of the weight.
+
+    This is the gradient of a convolution with respect to its weight if `residual` is the gradient
+    at its outputs, so no patches are extracted.
+    """
+    geometry = reader.geometry
+    if not geometry.kernel:
+        return residual.flatten(0, -2).T @ x.flatten(0, -2)
+    rank = len(geometry.kernel)
+    before = [first for first, _ in geometry.padding]
+    if any(first != last for first, last in geometry.padding):
+        sides = [side for pair in reversed(geometry.padding) for side in pair]
+        x, before = functional.pad(x, sides), [0] * rank
+    return torch.ops.aten.convolution_backward(
+        residual.contiguous(),
+        x.contiguous(),
+        weight.to(x.dtype).contiguous(),
+        None,
+        geometry.stride,
+        before,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.output_padding or [0] * rank,
+        geometry.groups,
+        [False, True, False],
+    )[1]
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """Return the tensor in at least single precision."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -9,6 +9,7 @@ change of the skip connection, and for what the branches of removed blocks behin
 correction).
 """
 
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,28 +18,26 @@ from functools import partial, reduce
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, fx
-from torch.nn import functional
 
 from entrim.calibration.collect import (
-    BatchNormCall,
+    ROWS_PER_COLUMN,
     ChannelStats,
     LayerStatistics,
     Pass,
     batchnorm_of,
-    in_double,
 )
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
-from entrim.calibration.executor import Execution, Program, advance
-from entrim.calibration.patch_gram import PatchGram, patches
+from entrim.calibration.executor import Execution, Program, advance, value_bytes
+from entrim.calibration.patch_gram import patches
 from entrim.config import Reconstruction
-from entrim.entropic.moments import Moments
-from entrim.graph.channel_graph import ChannelGraph
-from entrim.graph.residual_blocks import ResidualBlock, tensors_in
-from entrim.graph.tracer import arguments_of
+from entrim.graph.channel_graph import ChannelGraph, ResidualBlock, tensors_in
 from entrim.reconstruction.layer import (
+    RIDGES,
     Cached,
     LayerFit,
     LayerUpdate,
+    ResidualMoments,
+    ResidualRows,
     apply_update,
     as_fit,
     fit_on,
@@ -49,16 +48,16 @@ from entrim.reconstruction.layer import (
     select_ridge,
     solve_layer,
 )
-from entrim.reconstruction.residual_rows import ResidualRows
+from entrim.reconstruction.output_path import (
+    MISSING,
+    OutputPath,
+    added_to,
+    residual_correction,
+)
+from entrim.reconstruction.relaxation import RelaxedRows
+from entrim.reconstruction.views import judging_images
 from entrim.selection.base import ChannelSelection
-from entrim.surgery.prune import part_of
-
-INNER_SPLIT = 5
-"""Every fifth image judges the ridge of a layer that is fitted on the others."""
-_MISSING = "missing"
-"""Label of the stored differences that removed branches leave."""
-_NEAR_ZERO = 1e-2
-"""Relative to the median scale of a BatchNorm: channels with a smaller scale are not corrected."""
+from entrim.surgery.plan import Plan, part_of
 
 
 def reconstruct(
@@ -112,12 +111,31 @@ def reconstruct(
             tensors,
             ridge=config.ridge,
             correct_residual=config.residual_correction,
+            relaxation=config.relaxation,
             reestimate=reestimate,
             removed=removed,
+            capacity=statistics.activation_capacity,
             on_layer=on_layer,
             cached=cached,
         )
     return tensors
+
+
+def reconstruction_plan(
+    statistics: LayerStatistics,
+    selection: Mapping[str, ChannelSelection],
+    tensors: Mapping[str, Tensor],
+) -> Plan:
+    """Return the plan of a network with the `tensors` that `reconstruct` returned."""
+    graph, original = statistics.graph, statistics.forward.tensors
+    kept, removed = removed_from(graph, selection), removed_blocks(graph, selection)
+    indices, absent = graph.kept_indices(kept), tensors_in(map(graph.block, removed))
+    weights = {
+        name: part_of(new, indices.get(name, {}))
+        for name, new in tensors.items()
+        if new is not original[name] and name not in absent
+    }
+    return Plan(kept, weights, removed)
 
 
 def removed_from(
@@ -186,8 +204,10 @@ def reconstruct_sequentially(
     *,
     ridge: float | None,
     correct_residual: bool = True,
+    relaxation: int = 0,
     reestimate: bool = False,
     removed: Sequence[ResidualBlock] = (),
+    capacity: int | float = math.inf,
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
 ) -> dict[str, Tensor]:
@@ -196,110 +216,261 @@ def reconstruct_sequentially(
     Layers that are called more than once keep their weights of `start`, because the calls have
     different targets. The last layer of a block before `removed` blocks is also asked for what
     their branches added.
+
+    The values that later layers need are stored for all batches. Where they exceed the capacity,
+    fewer batches are used; the others follow when the values are small enough, so that no
+    operation runs twice.
     """
     calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
     with task.execution() as old:
         changed = [name for name in start if start[name] is not task.tensors[name]]
         new = old.branch(start, changed=changed)
-        missing = missing_branches(old, removed) if removed and correct_residual else ()
+        missing = removed_sums(old.program, removed) if correct_residual else {}
         norms = [p for p, node in enumerate(old.program.nodes) if batchnorm_of(old.program, node)]
         stops = sorted({*calls, *(norms if reestimate else ())})
-        place = 0
-        for stop in [*stops, len(old.program.nodes)]:
-            advance([old, new], place, stop)
-            place = stop
+        place, batches = 0, list[int]()
+        rows = {at: relaxed_bytes(task, one) for at, one in calls.items() if relaxation}
+        counts = batch_counts(task, stops, missing, capacity, rows)
+        for stop, count in zip(stops, counts, strict=True):
+            advance([old, new], place, stop, batches)
+            joining = sorted(set(task.order[:count]) - set(batches))
+            store_missing_branches(old, missing, joining)
+            advance([old, new], 0, stop, joining)
+            place, batches = stop, sorted([*batches, *joining])
             if place in calls:
                 residual = None
                 if correct_residual:
                     residual = residual_correction(old, new, place, missing)
                 if new.differs(place) or residual is not None:
-                    reader = calls[place]
-                    work = partial(
-                        _refit, task, old, new, place, reader, kept_indices, ridge, residual
-                    )
-                    update = cached(reader.spec.layer, work)
+                    reader, path = calls[place], OutputPath.of(old.program, place)
+                    if not (correct_residual and path.is_known(old.program, place)):
+                        path = OutputPath()
+                    network = (task, batches, old, new, place, reader, kept_indices)
+                    layer = LayerTask(*network, residual, path, missing)
+                    update = cached(reader.spec.layer, partial(layer.run, ridge, relaxation))
                     update.apply(new.tensors)
                     new.changed.update(modified_tensors(reader))
                     on_layer(update.fit)
             if place in norms and reestimate:
-                _reestimate(new, place, old.program.nodes[place])
+                _reestimate(new, place, old.program.nodes[place], batches)
         return new.tensors
 
 
-def _refit(
+def batch_counts(
     task: Pass,
-    old: Execution,
-    new: Execution,
-    place: int,
-    reader: BoundConsumer,
-    kept_indices: KeptIndices,
-    ridge: float | None,
-    correction: Callable[[int], Tensor] | None,
-) -> LayerUpdate:
-    """Refit the layer in the new execution, and return the update."""
-    inputs, outputs = reader.kept_channels(kept_indices)
-    axis = -1 - len(reader.geometry.kernel)
-    weight = part_of(new.tensors[reader.spec.weight], kept_indices.get(reader.spec.weight, {}))
-    columns = reader.matrices(weight).shape[-1]
-    by_rows = task.keeps_rows(reader, columns)
-    splits = [
-        ResidualRows.of(reader) if by_rows else ResidualMoments.of(reader, weight, len(inputs))
-        for _ in range(2)
-    ]
-    target_stats = ChannelStats()
-    generator = task.drawing(f"reconstruction of {reader.spec.layer}")
-    for batch in range(old.n_batches):
-        images = old.batch_size(batch)
-        x = reader.batch_first(new.at(reader.inputs[0], batch), images)
-        drift = None if correction is None else reader.batch_first(correction(batch), images)
-        stay = outputs.to(x.device)
-        split = _split_rows(task, batch, len(x)) if ridge is None else [torch.arange(len(x))]
-        sampled = task.sample_positions(reader, x, columns, generator)
-        if sampled is None:
-            target = reader.batch_first(old.compute(place, batch), images)
-            target = target if drift is None else target + drift
-            residual = target - reader.batch_first(new.compute(place, batch), images)
-            residual = residual.index_select(axis, stay)
-            kept = x.index_select(axis, inputs.to(x.device))
-            for sums, part in zip(splits, split, strict=False):
-                sums.add(kept[part], residual[part])
-            target_stats.add(target.index_select(axis, stay), axis)
-        else:
-            target = layer_rows(reader, old, batch, sampled)
-            if drift is not None:
-                target = target + rows_at(drift, reader, sampled)
-            residual = target - layer_rows(reader, new, batch, sampled)
-            rows = patches(x.index_select(axis, inputs.to(x.device)), reader.geometry, sampled)
-            residual = residual.index_select(1, stay).unflatten(0, (len(x), -1))
-            rows = rows.unflatten(1, (len(x), -1))
-            for sums, part in zip(splits, split, strict=False):
-                sums.add_rows(rows[:, part].flatten(1, 2), residual[part].flatten(0, 1))
-            target_stats.add(target.index_select(1, stay))
-    known = [sums.moments() for sums in splits if sums.count]
-    parts = [
-        solve_layer(reader, reduce(operator.add, moments), select_ridge(reader, moments, ridge))
-        for moments in zip(*known, strict=True)
-    ]
-    apply_update(reader, parts, kept_indices, new.tensors)
-    count = sum(sums.count for sums in splits)
-    fit = as_fit(reader, parts, count, float(target_stats.variance.sum()))
-    return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
+    stops: Sequence[int],
+    ends: Mapping[int, int],
+    capacity: int | float,
+    rows: Mapping[int, int] | None = None,
+) -> list[int]:
+    """Return how many batches, in the order of `task`, are used at each of the positions `stops`.
 
-
-def missing_branches(old: Execution, removed: Sequence[ResidualBlock]) -> set[int]:
-    """Store what the branches of removed blocks add to the sum of the block before them.
-
-    Stored is the difference between the sum of the last of consecutive removed blocks and the sum
-    before them, before activations. Returns the positions of the latter. Cost: one pass.
+    Their values that are still needed, of both networks, fit into `capacity` bytes at this position
+    and all later ones, besides the bytes of `rows` at a position; the branches behind the positions
+    in `ends` are stored, too.
     """
+    largest = max(range(len(task.programs)), key=lambda batch: task.batch_sizes[batch])
+    program, fitting = task.programs[largest], float(len(task.programs))
+    branches = sum(value_bytes(program.nodes[start]) for start in ends)
+    counts = list[int]()
+    for stop in reversed(stops):
+        output = value_bytes(program.nodes[stop])
+        each = max(1, 2 * program.live_bytes(stop) + output + branches)
+        left = capacity - (rows or {}).get(stop, 0)
+        fitting = min(fitting, left / each - 1)  # the last values may fit into neither rest
+        counts.append(max(task.views, int(fitting) // task.views * task.views))
+    return counts[::-1]
+
+
+def relaxed_bytes(task: Pass, reader: BoundConsumer) -> int:
+    """Return the bytes of the rows that are stored to relax the targets of a layer, at most."""
+    values = reader.columns * reader.geometry.groups + 2 * reader.outputs
+    return ROWS_PER_COLUMN * (reader.columns + 1) * values * 4 if task.n_positions else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTask:
+    """The refit of one layer on its inputs in the new execution to its original outputs."""
+
+    task: Pass
+    batches: Sequence[int]
+    """The numbers of the batches that are used."""
+    old: Execution
+    new: Execution
+    place: int
+    reader: BoundConsumer
+    kept_indices: KeptIndices
+    correction: Callable[[int], Tensor] | None
+    """What the outputs have to make up for behind the layer, by batch."""
+    path: OutputPath
+    missing: Collection[int]
+    """Positions of the sums behind which branches are missing."""
+
+    def run(self, ridge: float | None, rounds: int) -> LayerUpdate:
+        """Refit the layer in the new execution, with `rounds` of relaxation; return the update."""
+        reader, new = self.reader, self.new
+        splits, variance, relaxed = self._collect(ridge, rounds)
+        known = [sums.moments() for sums in splits if sums.count]
+        ridges = [select_ridge(reader, moments, ridge) for moments in zip(*known, strict=True)]
+        totals = [reduce(operator.add, moments) for moments in zip(*known, strict=True)]
+        if relaxed is None or any(map(math.isinf, ridges)):
+            parts = [solve_layer(reader, *one) for one in zip(totals, ridges, strict=True)]
+        else:
+            parts = relaxed.refit(reader, totals, ridges, rounds)
+        if relaxed is not None:
+            relaxed.close()
+        apply_update(reader, parts, self.kept_indices, new.tensors)
+        some = self.images if self.images < self.task.images else None
+        fit = as_fit(reader, parts, sum(sums.count for sums in splits), variance, some)
+        return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
+
+    @property
+    def images(self) -> int:
+        """The number of images that are used."""
+        return sum(self.task.batch_sizes[batch] for batch in self.batches)
+
+    def _collect(
+        self, ridge: float | None, rounds: int
+    ) -> tuple[list[ResidualMoments | ResidualRows], float, RelaxedRows | None]:
+        """Return the regressions of both splits, the variance of the targets and relaxed rows."""
+        reader, new, weight_name = self.reader, self.new, self.reader.spec.weight
+        inputs, outputs = reader.kept_channels(self.kept_indices)
+        weight = part_of(new.tensors[weight_name], self.kept_indices.get(weight_name, {}))
+        columns = reader.matrices(weight).shape[-1]
+        by_rows = self.task.keeps_rows(reader, columns)
+        single = ridge is None or ridge >= min(RIDGES)
+        splits: list[ResidualMoments | ResidualRows] = [
+            ResidualRows.of(reader)
+            if by_rows
+            else ResidualMoments.of(reader, weight, len(inputs), single=single)
+            for _ in range(2)
+        ]
+        relaxed = self._relaxed_rows(outputs) if rounds and not by_rows else None
+        stats = ChannelStats()
+        generator = self.task.drawing(f"reconstruction of {reader.spec.layer}")
+        for batch in self.batches:
+            x = self._first(new.at(reader.inputs[0], batch), batch)
+            every = [torch.arange(len(x))]
+            split = _split_rows(self.task, batch, len(x)) if ridge is None else every
+            sampled = self._sampled_positions(x, columns, generator, relaxed is not None)
+            kept = x.index_select(-1 - len(reader.geometry.kernel), inputs.to(x.device))
+            stay = outputs.to(x.device)
+            if sampled is None:
+                self._add_maps(batch, kept, stay, splits, split, stats)
+            else:
+                self._add_rows(batch, kept, stay, splits, split, stats, sampled, relaxed)
+        return splits, float(stats.variance.sum()), relaxed
+
+    def _sampled_positions(
+        self, x: Tensor, columns: int, generator: torch.Generator, needs_rows: bool
+    ) -> Int[Tensor, "N P"] | None:
+        """Return the output positions of each image to use; None for all, without their rows."""
+        sampled = self.task.sample_positions(self.reader, x, columns, generator, self.images)
+        if sampled is not None or not needs_rows:
+            return sampled
+        every = self.reader.n_positions(x)
+        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
+        count = min(drawn, every) if self.task.n_positions == "auto" else every
+        order = torch.rand(len(x), every, generator=generator)
+        return order.topk(count, 1).indices.to(x.device)
+
+    def _add_maps(
+        self,
+        batch: int,
+        kept: Tensor,
+        stay: Int[Tensor, " M"],
+        splits: Sequence[ResidualMoments | ResidualRows],
+        split: Sequence[Tensor],
+        stats: ChannelStats,
+    ) -> None:
+        """Add one batch at all positions."""
+        axis = -1 - len(self.reader.geometry.kernel)
+        self.old.run(self.place, batch)
+        target = self._first(self.old.at(self.place, batch), batch)
+        if self.correction is not None:
+            target = target + self._first(self.correction(batch), batch)
+        residual = target - self._first(self.new.compute(self.place, batch), batch)
+        residual = residual.index_select(axis, stay)
+        for sums, part in zip(splits, split, strict=False):
+            sums.add(kept[part], residual[part])
+        stats.add(target.index_select(axis, stay), axis)
+
+    def _add_rows(
+        self,
+        batch: int,
+        kept: Tensor,
+        stay: Int[Tensor, " M"],
+        splits: Sequence[ResidualMoments | ResidualRows],
+        split: Sequence[Tensor],
+        stats: ChannelStats,
+        sampled: Int[Tensor, "N P"],
+        relaxed: RelaxedRows | None,
+    ) -> None:
+        """Add one batch at the sampled positions."""
+        reader = self.reader
+        original = layer_rows(reader, self.old, batch, sampled)
+        target = original
+        if self.correction is not None:
+            target = target + rows_at(self._first(self.correction(batch), batch), reader, sampled)
+        residual = (target - layer_rows(reader, self.new, batch, sampled)).index_select(1, stay)
+        every = patches(kept, reader.geometry, sampled)
+        rows, short = every.unflatten(1, (len(kept), -1)), residual.unflatten(0, (len(kept), -1))
+        for sums, part in zip(splits, split, strict=False):
+            sums.add_rows(rows[:, part].flatten(1, 2), short[part].flatten(0, 1))
+        stats.add(target.index_select(1, stay))
+        if relaxed is not None:
+            reference = self._reference(original, batch, sampled)
+            relaxed.add(every, residual, reference.index_select(1, stay))
+
+    def _reference(
+        self, original: Float[Tensor, "rows M"], batch: int, sampled: Int[Tensor, "N P"]
+    ) -> Float[Tensor, "rows M"]:
+        """Return the inputs of the activation in the original network at the sampled positions."""
+        found = self.path.normalize(original, self.old.tensors)
+        if self.path.total is None or self.path.other is None:
+            return found
+        program = self.old.program
+        total = program.place[self.path.total]
+        added = [self.old.ahead(program.place[self.path.other], batch)]
+        if total in self.missing:
+            added.append(self.old.store.get((MISSING, total, batch)))
+        for value in added:
+            found = found + rows_at(self._first(value, batch), self.reader, sampled)
+        return found
+
+    def _first(self, values: Tensor, batch: int) -> Tensor:
+        """Return values with the images in the first dimension."""
+        return self.reader.batch_first(values, self.task.batch_sizes[batch])
+
+    def _relaxed_rows(self, outputs: Int[Tensor, " M"]) -> RelaxedRows | None:
+        """Return an empty set of rows if an activation behind the layer clips its inputs."""
+        if self.path.limits is None:
+            return None
+        scale = self.path.scale(self.old.tensors)
+        chosen = torch.ones(len(outputs)) if scale is None else scale[outputs.to(scale.device)]
+        return RelaxedRows(chosen, self.path.limits, self.old.store)
+
+
+def removed_sums(program: Program, removed: Sequence[ResidualBlock]) -> dict[int, int]:
+    """Return the position of the sum before removed blocks -> that of the last of their sums."""
     ends: dict[int, int] = {}
     for block in removed:
-        pair = _sums_of(old.program, block)
+        pair = _sums_of(program, block)
         if pair is not None:
             ends[pair[0]] = pair[1]
-    last = {start: _end_of_chain(ends, start) for start in set(ends) - set(ends.values())}
+    return {start: _end_of_chain(ends, start) for start in set(ends) - set(ends.values())}
+
+
+def store_missing_branches(old: Execution, last: Mapping[int, int], batches: Sequence[int]) -> None:
+    """Store what the branches of removed blocks add to the sum of the block before them.
+
+    Stored is the difference between the two sums in `last`, before activations. Cost: one pass of
+    the batches.
+    """
+    if not last:
+        return
     ahead = replace(old, label="ahead")
-    for batch in range(old.n_batches if last else 0):
+    for batch in batches:
         sums: dict[int, Tensor] = {}
         for place in range(len(old.program.nodes) - 1):
             ahead.run(place, batch)
@@ -308,8 +479,7 @@ def missing_branches(old: Execution, removed: Sequence[ResidualBlock]) -> set[in
             ahead.free(place, batch)
         ahead.free(len(old.program.nodes) - 1, batch)
         for start, end in last.items():
-            old.store.put((_MISSING, start, batch), sums[end] - sums[start])
-    return set(last)
+            old.store.put((MISSING, start, batch), sums[end] - sums[start])
 
 
 def _sums_of(program: Program, block: ResidualBlock) -> tuple[int, int] | None:
@@ -323,7 +493,7 @@ def _sums_of(program: Program, block: ResidualBlock) -> tuple[int, int] | None:
         branch = node
         if node.op == "output":
             return None
-    source = _added_to(node, branch)
+    source = added_to(node, branch)
     if source is None:
         return None
     first = source
@@ -344,156 +514,14 @@ def _end_of_chain(ends: Mapping[int, int], place: int) -> int:
     return place
 
 
-def residual_correction(
-    old: Execution,
-    new: Execution,
-    place: int,
-    missing: Collection[int] = (),
-) -> Callable[[int], Tensor] | None:
-    """Return the correction of the output at `place` as a function of the batch, None for none.
-
-    If the output, with or without a following BatchNorm, is added to a value that has changed, the
-    sum is restored by subtracting this change, scaled by the inverse of the normalization. What is
-    missing behind the sum, which `missing_branches` stored, is added in the same way.
-    """
-    program = old.program
-    node, scale = program.nodes[place], None
-    while len(node.users) == 1:
-        user = next(iter(node.users))
-        kind = str(user.target)
-        norm = batchnorm_of(program, user)
-        if norm is not None and scale is None and norm.scaled == (norm.weight is not None):
-            scale = _inverse_scale(norm, old.tensors)
-        elif not any(name in kind for name in ("getitem", "clone", "alias", "detach")):
-            break
-        node = user
-    if len(node.users) != 1:
-        return None
-    user = next(iter(node.users))
-    other = _added_to(user, node)
-    if other is None or not _same_shape(other, program.nodes[place]):
-        return None
-    at = program.place[other]
-    has_changed = at < place and at in new.changed_nodes
-    total = program.place[user]
-    if not has_changed and total not in missing:
-        return None
-
-    def drift(batch: int) -> Tensor:
-        parts = [old.at(at, batch) - new.at(at, batch)] if has_changed else []
-        if total in missing:
-            parts.append(old.store.get((_MISSING, total, batch)))
-        gap = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        return gap if scale is None else gap * scale.view(-1, *[1] * (gap.dim() - 2))
-
-    return drift
-
-
-def _added_to(user: fx.Node, node: fx.Node) -> fx.Node | None:
-    """Return the other operand if `user` is a plain sum of `node` and another tensor, else None."""
-    if user.target is not torch.ops.aten.add.Tensor or arguments_of(user).get("alpha", 1) != 1:
-        return None
-    others = [arg for arg in user.args[:2] if isinstance(arg, fx.Node) and arg is not node]
-    return others[0] if len(others) == 1 else None
-
-
-def _same_shape(one: fx.Node, other: fx.Node) -> bool:
-    shapes = [getattr(node.meta.get("val"), "shape", None) for node in (one, other)]
-    return shapes[0] is not None and shapes[0] == shapes[1]
-
-
-def _inverse_scale(norm: BatchNormCall, tensors: Mapping[str, Tensor]) -> Float[Tensor, " D"]:
-    """Return sigma / gamma of a BatchNorm, 0 where gamma / sigma is close to 0."""
-    scale = (tensors[norm.var] + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * tensors[norm.weight]
-    large = scale.abs() > _NEAR_ZERO * scale.abs().median()
-    return torch.where(large, 1 / scale, 0)
-
-
 def _split_rows(task: Pass, batch: int, count: int) -> list[Int[Tensor, " rows"]]:
     """Return the entries of a batch of layer inputs to fit on, and those that judge the ridge.
 
-    All entries of one image, and of its mirror image, are on the same side. The first axis has
-    `count` entries; if there are several for each image, they follow each other.
+    The first axis has `count` entries; if there are several for each image, they follow each other.
     """
-    numbers, rows = torch.tensor(task.image_numbers(batch)), torch.arange(count)
-    images = numbers[rows * len(numbers) // count]
-    period = min(INNER_SPLIT, task.images // task.views)
-    judges = (images % period == period - 1) & (period > 1)
+    images, rows = judging_images(task, batch), torch.arange(count)
+    judges = images[rows * len(images) // count]
     return [rows[~judges], rows[judges]]
-
-
-@dataclass(slots=True)
-class ResidualMoments:
-    """Second moments of the inputs and residual outputs of a layer, summed over the batches."""
-
-    reader: BoundConsumer
-    weight: Tensor
-    """The weight on the kept channels."""
-    gram: PatchGram
-    cross: Tensor
-    offset: Tensor
-    power: Tensor
-
-    @classmethod
-    def of(cls, reader: BoundConsumer, weight: Tensor, channels: int) -> "ResidualMoments":
-        """Return empty sums for a layer that keeps `channels` input channels."""
-        matrices = reader.matrices(weight)
-        outputs = matrices.shape[:2]
-        device = in_double(weight).device
-        return cls(
-            reader,
-            weight,
-            PatchGram(reader.geometry, channels, device),
-            torch.zeros(matrices.shape, dtype=torch.float64, device=device),
-            torch.zeros(outputs, dtype=torch.float64, device=device),
-            torch.zeros(outputs, dtype=torch.float64, device=device),
-        )
-
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return self.gram.count
-
-    def add(self, x: Tensor, residual: Tensor) -> None:
-        """Add one batch of inputs and of residuals at the outputs."""
-        if len(x) == 0:
-            return
-        self.gram.add(in_double(x))
-        cross = self.reader.matrices(
-            _cross(_single(x), _single(residual), self.weight, self.reader)
-        )
-        self.cross += in_double(cross)
-        rank = len(self.reader.geometry.kernel)
-        short = in_double(residual.movedim(-1 - rank, 0).flatten(1))
-        self.offset += short.sum(1).view_as(self.offset)
-        self.power += short.square().sum(1).view_as(self.power)
-
-    def add_rows(
-        self, rows: Float[Tensor, "groups rows n"], residual: Float[Tensor, "rows M"]
-    ) -> None:
-        """Add patches of the inputs, and the residual at the same positions."""
-        double = in_double(rows)
-        self.gram.add_rows(double)
-        short = in_double(residual).T.unflatten(0, (len(rows), -1))
-        self.cross += short @ double
-        self.offset += short.sum(2)
-        self.power += short.square().sum(2)
-
-    def moments(self) -> list[Moments]:
-        """Return the moments of the residual, one for each matrix of the layer."""
-        return [
-            Moments(
-                count=self.gram.count,
-                gram_sum=gram,
-                cross_sum=torch.cat([offset[None], cross.T]),
-                target_sum_sq=float(power.sum()),
-            )
-            for gram, cross, offset, power in zip(
-                self.gram.gram_sum, self.cross, self.offset, self.power, strict=True
-            )
-        ]
 
 
 def layer_rows(
@@ -512,40 +540,13 @@ def rows_at(
     values: Tensor, reader: BoundConsumer, sampled: Int[Tensor, "N P"]
 ) -> Float[Tensor, "rows M"]:
     """Return the values of a layer's outputs at some positions of every image."""
-    flat = values.flatten(2) if reader.geometry.kernel else values.flatten(1, -2).mT
+    images, outputs = len(values), values.shape[-1]
+    linear = not reader.geometry.kernel
+    flat = values.reshape(images, -1, outputs).mT if linear else values.flatten(2)
     return flat.gather(2, sampled[:, None].expand(-1, flat.shape[1], -1)).mT.flatten(0, 1)
 
 
-def _cross(x: Tensor, residual: Tensor, weight: Tensor, reader: BoundConsumer) -> Tensor:
-    """Return the sum over rows of residual times patch, in the shape of the weight.
-
-    This is the gradient of a convolution with respect to its weight if `residual` is the gradient
-    at its outputs, so no patches are extracted.
-    """
-    geometry = reader.geometry
-    if not geometry.kernel:
-        return residual.flatten(0, -2).T @ x.flatten(0, -2)
-    rank = len(geometry.kernel)
-    before = [first for first, _ in geometry.padding]
-    if any(first != last for first, last in geometry.padding):
-        sides = [side for pair in reversed(geometry.padding) for side in pair]
-        x, before = functional.pad(x, sides), [0] * rank
-    return torch.ops.aten.convolution_backward(
-        residual.contiguous(),
-        x.contiguous(),
-        weight.to(x.dtype).contiguous(),
-        None,
-        geometry.stride,
-        before,
-        geometry.dilation,
-        geometry.transposed,
-        geometry.output_padding or [0] * rank,
-        geometry.groups,
-        [False, True, False],
-    )[1]
-
-
-def _reestimate(new: Execution, place: int, node: fx.Node) -> None:
+def _reestimate(new: Execution, place: int, node: fx.Node, batches: Sequence[int]) -> None:
     norm = batchnorm_of(new.program, node)
     if norm is None or not new.differs(place):
         return
@@ -553,13 +554,8 @@ def _reestimate(new: Execution, place: int, node: fx.Node) -> None:
         return  # it serves several calls, and has run on some of them already
     source = new.program.place[norm.input]
     stats = ChannelStats()
-    for batch in range(new.n_batches):
+    for batch in batches:
         stats.add(new.at(source, batch))
     for name, value in ((norm.mean, stats.mean), (norm.var, stats.variance)):
         new.tensors[name] = value.to(new.tensors[name])
         new.changed.add(name)
-
-
-def _single(tensor: Tensor) -> Tensor:
-    """Return the tensor in at least single precision."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -1,6 +1,8 @@
 """ONNX files for the tests."""
 
+import io
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +10,26 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor, nn
+from torch import nn
+
+from entrim.graph.eager import ExampleInputs, arguments
 
 
-def export(model: nn.Module, inputs: Tensor, file: Path, **options: Any) -> Path:
+def export(model: nn.Module, inputs: ExampleInputs, file: Path, **options: Any) -> Path:
     """Export a network with its BatchNorms."""
-    with warnings.catch_warnings():
+    args, kwargs = arguments(inputs)
+    if args:
+        options = {"input_names": ["images"], "output_names": ["scores"], **options}
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model.eval(),
-            (inputs,),
+            args,
             str(file),
+            kwargs=kwargs,
             dynamo=False,
             training=torch.onnx.TrainingMode.PRESERVE,
             do_constant_folding=False,
-            input_names=["images"],
-            output_names=["scores"],
             **options,
         )
     return file

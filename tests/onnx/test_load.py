@@ -77,6 +77,10 @@ OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"s": np.arange(1, 7, dtype=np.float32)},
     ),
     "Gather": (helper.make_node("Gather", ["c", "s"], ["y"], axis=1), {"s": ints(4, 0)}),
+    "GatherND": (
+        helper.make_node("GatherND", ["c", "s"], ["y"]),
+        {"s": ints(0, 1, 1, 4).reshape(2, 2)},
+    ),
     "Transpose": (helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]), {}),
 }
 

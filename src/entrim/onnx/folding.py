@@ -9,11 +9,10 @@ import numpy as np
 
 from entrim.errors import EntrimError, OnnxError
 from entrim.onnx.sizes import SIZE_OPERATORS, Literal, Size, check_elements, literals
-from entrim.onnx.source import describe, opset_of, require_packages
+from entrim.onnx.source import describe, first_line, opset_of, require_packages
 
 _MOVES = ("Identity", "Squeeze", "Unsqueeze", "Gather", "Slice", "Concat", "Cast", "Reshape")
-_GROWS = ("ConstantOfShape", "Expand", "Range", "Shape", "Size")
-"""Operators that are computed here, so that the size of the result is checked first."""
+"""Operators that move whole numbers, which keep their origin."""
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli")
 _RANDOM += ("Multinomial",)
 _COUNTS = {"split": -1, "starts": -2, "ends": -3}
@@ -33,6 +32,8 @@ class Folded:
     """Computed sizes whose numbers have an origin."""
     roots: dict[str, str] = field(default_factory=dict)
     """Constant -> the constant that it copies."""
+    computed: int = 0
+    """Number of elements of all computed constants."""
 
     def copied_from(self, name: str) -> str:
         """Return the constant of which `name` is a copy."""
@@ -104,61 +105,72 @@ def _fold(onnx: Any, proto: Any, node: Any, number: int, found: Folded) -> None:
     attributes = found.attributes[number]
     if node.op_type == "Identity" and node.input[0]:
         found.roots[node.output[0]] = found.copied_from(node.input[0])
-    sizes = _small_sizes(node, inputs)
     try:
-        if sizes and node.op_type in _MOVES:
+        if node.op_type in _MOVES and _small_sizes(inputs):
             given = [found.size(n, number, k) if n else None for k, n in enumerate(node.input)]
             size = SIZE_OPERATORS[node.op_type](given, attributes)
             found.sizes[node.output[0]] = size
-            found.arrays[node.output[0]] = np.array(size.tolist(), dtype=np.int64).reshape(
-                size.shape
-            )
+            whole = np.array(size.tolist(), dtype=np.int64)
+            found.arrays[node.output[0]] = whole.reshape(size.shape)
             return
-        if node.op_type in _GROWS:
-            result = SIZE_OPERATORS[node.op_type](inputs, attributes)
-            found.arrays[node.output[0]] = _narrow(result)
-            return
-        if node.op_type == "Tile" and inputs[0] is not None and inputs[1] is not None:
-            check_elements(inputs[0].size * math.prod(inputs[1].tolist()), describe(node))
-        for name, value in zip(node.output, _evaluate(onnx, proto, node, inputs), strict=False):
+        model = _one_node(onnx, proto, node, inputs)
+        found.computed += _result_elements(onnx, model, inputs)
+        check_elements(found.computed, describe(node))
+        for name, value in zip(node.output, _evaluate(onnx, model, inputs), strict=False):
             found.arrays[name] = np.asarray(value)
     except EntrimError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise OnnxError(
-            f"{describe(node)} cannot be computed from its constants ({reason}): check the file "
-            "with onnx.checker.check_model, or export it again"
+            f"{describe(node)} cannot be computed from its constants ({first_line(error)}): check "
+            "the file with onnx.checker.check_model, or export it again"
         ) from error
 
 
-def _small_sizes(node: Any, inputs: Sequence[np.ndarray | None]) -> bool:
+def _small_sizes(inputs: Sequence[np.ndarray | None]) -> bool:
     given = [array for array in inputs if array is not None]
     return bool(given) and all(
         array.dtype.kind in "iu" and array.ndim <= 1 and array.size <= MAX_SIZES for array in given
     )
 
 
-def _narrow(result: Any) -> np.ndarray:
-    """Return computed sizes as an array of whole numbers."""
-    array = np.asarray(result)
-    return array.astype(np.int64) if array.dtype == object else array
-
-
-def _evaluate(onnx: Any, proto: Any, node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Compute one node with the reference implementation of ONNX, in NumPy."""
-    names = [name for name in node.input if name]
-    values = {name: array for name, array in zip(node.input, inputs, strict=True) if name}
-    make = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [node],
-        "constants",
-        [
-            make(name, onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype), None)
-            for name in dict.fromkeys(names)
-        ],
-        [onnx.ValueInfoProto(name=name) for name in node.output if name],
-    )
+def _one_node(onnx: Any, proto: Any, node: Any, inputs: Sequence[Any]) -> Any:
+    """Return a model of one node, whose inputs have the types and shapes of the constants."""
+    types = {
+        name: onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for name, array in zip(node.input, inputs, strict=True)
+        if name
+    }
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = onnx.helper.make_graph([node], "constants", list(types.values()), outputs)
     standard = onnx.helper.make_opsetid("", opset_of(proto))
-    model = onnx.helper.make_model(graph, opset_imports=[standard])
+    return onnx.helper.make_model(graph, opset_imports=[standard])
+
+
+def _result_elements(onnx: Any, model: Any, inputs: Sequence[Any]) -> int:
+    """Return the number of elements that a node will compute, before memory is allocated.
+
+    Sizes that depend on the values of large inputs count as 1; such operators only select.
+    """
+    node, opset = model.graph.node[0], model.opset_import[0]
+    small = {
+        name: onnx.numpy_helper.from_array(array)
+        for name, array in zip(node.input, inputs, strict=True)
+        if name and array.size <= MAX_SIZES
+    }
+    types = {value.name: value.type for value in model.graph.input}
+    schema = onnx.defs.get_schema(node.op_type, opset.version, "")
+    found = onnx.shape_inference.infer_node_outputs(
+        schema, node, types, small, opset_imports=[opset]
+    )
+    shapes = (value.tensor_type.shape.dim for value in found.values())
+    return sum(math.prod(d.dim_value if d.dim_value else 1 for d in dims) for dims in shapes)
+
+
+def _evaluate(onnx: Any, model: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute one node with the reference implementation of ONNX, in NumPy."""
+    names = model.graph.node[0].input
+    values = {name: array for name, array in zip(names, inputs, strict=True) if name}
     return onnx.reference.ReferenceEvaluator(model).run(None, values)

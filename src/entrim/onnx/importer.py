@@ -29,12 +29,10 @@ from entrim.onnx.model import (
     mark_last_uses,
 )
 from entrim.onnx.operators import COUNTED, SIZE_INPUTS, Channels
-from entrim.onnx.runtime import Session, difference, example_inputs
+from entrim.onnx.runtime import Session, difference, example_inputs, is_equal
 from entrim.onnx.sizes import Literal
-from entrim.onnx.source import describe, open_source, opset_of
+from entrim.onnx.source import describe, first_line, open_source, opset_of
 
-TOLERANCE = 1e-4
-"""Maximum relative difference from onnxruntime."""
 _LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 _RESERVED = set(dir(nn.Module())) | {"nodes", "compute"}
 
@@ -67,8 +65,9 @@ def load(file: str | os.PathLike[str], *, input_shape: Sequence[int] | None = No
     """
     source, proto = open_source(Path(file))
     session = Session(proto.SerializeToString(), str(file))
+    folded = fold_constants(proto)
     inputs, expected = example_inputs(session, proto.graph, input_shape)
-    build = _Import(proto, inputs)
+    build = _Import(proto, folded, inputs)
     model = build.run()
     names, outputs = session.inputs, tuple(value.name for value in proto.graph.output)
     nodes = Nodes(
@@ -88,11 +87,10 @@ def load(file: str | os.PathLike[str], *, input_shape: Sequence[int] | None = No
     with torch.no_grad():
         found = model.compute([x.clone() for x in inputs])
     error = difference(found if isinstance(found, tuple) else (found,), expected)
-    limit = TOLERANCE if inputs[0].dtype != torch.float16 else 100 * TOLERANCE
-    if not error <= limit:
+    if not is_equal(error, inputs):
         raise OnnxError(
-            f"the imported network differs from onnxruntime by {error:.1e}, above {limit:.0e}: "
-            f"report the operators of {file}"
+            f"the imported network differs from onnxruntime by {error:.1e}: report the operators "
+            f"of {file}"
         )
     model.nodes = replace(model.nodes, parity=error)
     return model
@@ -101,9 +99,8 @@ def load(file: str | os.PathLike[str], *, input_shape: Sequence[int] | None = No
 class _Import:
     """One import: the module is built node by node, while the nodes run on example inputs."""
 
-    def __init__(self, proto: Any, inputs: Sequence[Tensor]) -> None:
-        self.graph, self.opset = proto.graph, opset_of(proto)
-        self.folded: Folded = fold_constants(proto)
+    def __init__(self, proto: Any, folded: Folded, inputs: Sequence[Tensor]) -> None:
+        self.graph, self.opset, self.folded = proto.graph, opset_of(proto), folded
         self.model = OnnxModel()
         self.steps: list[NodeCall] = []
         self.origins: dict[str, TensorSource] = {}
@@ -172,9 +169,8 @@ class _Import:
         except OnnxError:
             raise
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise OnnxError(
-                f"{step.label} cannot be executed ({reason}): check the file with "
+                f"{step.label} cannot be executed ({first_line(error)}): check the file with "
                 "onnx.checker.check_model, or export it again"
             ) from error
 

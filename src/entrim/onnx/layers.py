@@ -73,23 +73,11 @@ def _bias(node: Weighted) -> dict[str, tuple[int, str]]:
 
 
 def _convolution(node: Weighted) -> Layer | None:
-    weight, attributes = node.constants.get(1), node.attributes
+    weight = node.constants.get(1)
     if weight is None or weight.ndim - 2 not in _CONV:
         return None
-    rank, groups = weight.ndim - 2, attributes.get("group", 1)
-    bias = _bias(node)
-    module = _CONV[rank](
-        weight.shape[1] * groups,
-        weight.shape[0],
-        weight.shape[2:],  # pyright: ignore[reportArgumentType]
-        stride=tuple(attributes.get("strides", [1] * rank)),  # pyright: ignore[reportArgumentType]
-        padding=_fixed_padding(attributes, rank),  # pyright: ignore[reportArgumentType]
-        dilation=tuple(attributes.get("dilations", [1] * rank)),  # pyright: ignore[reportArgumentType]
-        groups=groups,
-        bias=bool(bias),
-        device="meta",
-    )
-    return _fill(module, node, {"weight": (1, "same"), **bias})
+    groups = node.attributes.get("group", 1)
+    return _fill_convolution(_CONV, node, (weight.shape[1] * groups, weight.shape[0]))
 
 
 def _transposed(node: Weighted) -> Layer | None:
@@ -98,19 +86,26 @@ def _transposed(node: Weighted) -> Layer | None:
         return None
     if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
         return None
-    rank, groups = weight.ndim - 2, attributes.get("group", 1)
-    bias = _bias(node)
-    module = _TRANSPOSED[rank](
-        weight.shape[0],
-        weight.shape[1] * groups,
-        weight.shape[2:],  # pyright: ignore[reportArgumentType]
-        stride=tuple(attributes.get("strides", [1] * rank)),  # pyright: ignore[reportArgumentType]
-        padding=_fixed_padding(attributes, rank),  # pyright: ignore[reportArgumentType]
-        output_padding=tuple(attributes.get("output_padding", [0] * rank)),  # pyright: ignore[reportArgumentType]
-        dilation=tuple(attributes.get("dilations", [1] * rank)),  # pyright: ignore[reportArgumentType]
-        groups=groups,
+    channels = (weight.shape[0], weight.shape[1] * attributes.get("group", 1))
+    extra = {"output_padding": tuple(attributes.get("output_padding", [0] * (weight.ndim - 2)))}
+    return _fill_convolution(_TRANSPOSED, node, channels, **extra)
+
+
+def _fill_convolution(
+    kinds: Mapping[int, Any], node: Weighted, channels: tuple[int, int], **extra: Any
+) -> Layer:
+    kernel, attributes, bias = node.constants[1].shape[2:], node.attributes, _bias(node)
+    rank = len(kernel)
+    module = kinds[rank](
+        *channels,
+        kernel,
+        stride=tuple(attributes.get("strides", [1] * rank)),
+        padding=_fixed_padding(attributes, rank),
+        dilation=tuple(attributes.get("dilations", [1] * rank)),
+        groups=attributes.get("group", 1),
         bias=bool(bias),
         device="meta",
+        **extra,
     )
     return _fill(module, node, {"weight": (1, "same"), **bias})
 

@@ -1,6 +1,7 @@
 """ONNX operators as PyTorch operations that entrim can trace."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ from entrim.onnx.sizes import (
 _DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64}
 _DTYPES |= {9: torch.bool}
 _FLOATS = (1, 10, 11, 16)
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 class Constants(nn.Module):
@@ -82,7 +86,7 @@ class NodeInputs:
             return self.attributes.get(name, default)
         return operand(value)
 
-    def list(self, number: int, name: str) -> list[Any] | None:
+    def sequence(self, number: int, name: str) -> list[Any] | None:
         """Return numbers from an input or, in older versions, an attribute."""
         value = self.get(number)
         if value is None:
@@ -91,6 +95,12 @@ class NodeInputs:
         if isinstance(value, Tensor):
             raise self.unsupported("with sizes that depend on the values of an image")
         return list(value.reshape(-1))
+
+    def required(self, number: int, name: str) -> list[Any]:
+        """Return numbers from an input or attribute that must exist."""
+        found = self.sequence(number, name)
+        assert found is not None
+        return found
 
     def adapt(self, number: Any) -> Any:
         """Return a number of channels in the file, adapted to the current width."""
@@ -136,16 +146,16 @@ def _variadic(function: Callable[[Any, Any], Tensor]) -> Callable[[NodeInputs], 
     return apply
 
 
-def _larger(a: Any, b: Any) -> Tensor:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.maximum(a, b)
-    return torch.clamp(a, min=b) if isinstance(a, Tensor) else torch.clamp(b, min=a)
+def _pairwise(function: Callable[[Tensor, Tensor], Tensor], limit: str) -> Callable[..., Tensor]:
+    """Return the larger or smaller value of two; one may be a number, the limit of a clamp."""
 
+    def apply(a: Any, b: Any) -> Tensor:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return function(a, b)
+        tensor, number = (a, b) if isinstance(a, Tensor) else (b, a)
+        return torch.clamp(tensor, **{limit: number})
 
-def _smaller(a: Any, b: Any) -> Tensor:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.minimum(a, b)
-    return torch.clamp(a, max=b) if isinstance(a, Tensor) else torch.clamp(b, max=a)
+    return apply
 
 
 def _divide(a: Any, b: Any) -> Tensor:
@@ -170,6 +180,12 @@ def _clip(call: NodeInputs) -> Tensor:
 def _hard_sigmoid(call: NodeInputs) -> Tensor:
     alpha, beta = call.attributes.get("alpha", 0.2), call.attributes.get("beta", 0.5)
     return torch.clamp(call.x * alpha + beta, 0, 1)
+
+
+def _with_alpha(
+    function: Callable[[Tensor, float], Tensor], default: float
+) -> Callable[[NodeInputs], Tensor]:
+    return lambda call: function(call.x, call.attributes.get("alpha", default))
 
 
 def _prelu(call: NodeInputs) -> Tensor:
@@ -242,8 +258,8 @@ def _conv(call: NodeInputs) -> Tensor:
         return call.module(x)
     rank, attributes = len(kernel), call.attributes
     sides = padding(call, kernel) if is_symmetric(attributes) else [(0, 0)] * rank
-    functional: Any = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[rank]
-    return functional(
+    convolve: Any = _CONV[rank]
+    return convolve(
         x,
         weight,
         call.get(2),
@@ -293,42 +309,43 @@ def _layer(call: NodeInputs) -> Tensor:
 
 def _max_pool(call: NodeInputs) -> Tensor:
     kernel = call.attributes["kernel_shape"]
-    sides, x = padding(call, kernel), call.x
-    even = all(
-        before == after and 2 * before <= k
-        for (before, after), k in zip(sides, kernel, strict=True)
+    fits = all(
+        2 * before <= k for (before, _), k in zip(padding(call, kernel), kernel, strict=True)
     )
-    if not even:
-        x, sides = _pad_sides(x, sides, -math.inf), [(0, 0)] * len(kernel)
-    functional: Any = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
-    return functional(
-        x,
-        kernel,
-        stride=call.attributes.get("strides", [1] * len(kernel)),
-        padding=[before for before, _ in sides],
-        dilation=call.attributes.get("dilations", 1),
-        ceil_mode=bool(call.attributes.get("ceil_mode", 0)),
-    )
+    dilation = call.attributes.get("dilations", 1)
+    return _pool(call, _MAX_POOL, -math.inf, separate=not fits, dilation=dilation)
 
 
 def _average_pool(call: NodeInputs) -> Tensor:
-    kernel = call.attributes["kernel_shape"]
     counted = bool(call.attributes.get("count_include_pad", 0))
-    sides, x = padding(call, kernel), call.x
-    if any(before != after for before, after in sides):
-        if not counted:
-            raise call.unsupported("with unequal padding")
-        x, sides = _pad_sides(x, sides), [(0, 0)] * len(kernel)
+    sides = padding(call, call.attributes["kernel_shape"])
+    if not counted and any(before != after for before, after in sides):
+        raise call.unsupported("with unequal padding")
     if any(d != 1 for d in call.attributes.get("dilations", ())):
         raise call.unsupported("with dilations")
-    functional: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[len(kernel)]
-    return functional(
+    return _pool(call, _AVERAGE_POOL, 0.0, count_include_pad=counted)
+
+
+def _pool(
+    call: NodeInputs,
+    functions: Mapping[int, Any],
+    value: float,
+    *,
+    separate: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Pool with padding; PyTorch pads both sides equally, otherwise it is a separate operation."""
+    kernel, x = call.attributes["kernel_shape"], call.x
+    sides = padding(call, kernel)
+    if separate or any(before != after for before, after in sides):
+        x, sides = _pad_sides(x, sides, value), [(0, 0)] * len(kernel)
+    return functions[len(kernel)](
         x,
         kernel,
         stride=call.attributes.get("strides", [1] * len(kernel)),
         padding=[before for before, _ in sides],
         ceil_mode=bool(call.attributes.get("ceil_mode", 0)),
-        count_include_pad=counted,
+        **options,
     )
 
 
@@ -338,7 +355,7 @@ def _global_pool(function: Callable[..., Tensor]) -> Callable[[NodeInputs], Tens
 
 def _reduction(function: Callable[..., Tensor]) -> Callable[[NodeInputs], Tensor]:
     def reduce(call: NodeInputs) -> Tensor:
-        axes = call.list(1, "axes")
+        axes = call.sequence(1, "axes")
         if not axes and call.attributes.get("noop_with_empty_axes", 0):
             return call.x
         dims = [int(axis) for axis in axes] if axes else list(range(call.x.dim()))
@@ -384,7 +401,7 @@ def _concat(call: NodeInputs) -> Tensor:
 
 def _split(call: NodeInputs) -> Any:
     axis = call.attributes.get("axis", 0) % call.x.dim()
-    sizes, total = call.list(1, "split"), call.x.shape[axis]
+    sizes, total = call.sequence(1, "split"), call.x.shape[axis]
     if sizes is None:
         size = -(-total // call.outputs)
         return torch.split(call.x, size, axis)
@@ -446,18 +463,14 @@ def _target(call: NodeInputs, sizes: Sequence[Any]) -> list[Any]:
 
 
 def _reshape(call: NodeInputs) -> Tensor:
-    sizes = call.list(1, "shape")
-    assert sizes is not None
-    target = _target(call, sizes)
+    target = _target(call, call.required(1, "shape"))
     if not call.attributes.get("allowzero", 0):
         target = [call.x.shape[k] if size == 0 else size for k, size in enumerate(target)]
     return call.x.reshape(target)
 
 
 def _expand(call: NodeInputs) -> Tensor:
-    sizes = call.list(1, "shape")
-    assert sizes is not None
-    target, x = _target(call, sizes), call.x
+    target, x = _target(call, call.required(1, "shape")), call.x
     shape = [1] * (len(target) - x.dim()) + list(x.shape)
     target = [1] * (len(shape) - len(target)) + target
     return x.expand([a if b == 1 else b for a, b in zip(shape, target, strict=True)])
@@ -474,14 +487,13 @@ def _flatten(call: NodeInputs) -> Tensor:
 
 
 def _squeeze(call: NodeInputs) -> Tensor:
-    axes = call.list(1, "axes")
+    axes = call.sequence(1, "axes")
     dims = [d for d, size in enumerate(call.x.shape) if size == 1] if axes is None else axes
     return torch.squeeze(call.x, tuple(int(d) for d in dims))
 
 
 def _unsqueeze(call: NodeInputs) -> Tensor:
-    axes, x = call.list(1, "axes"), call.x
-    assert axes is not None
+    axes, x = call.required(1, "axes"), call.x
     rank = x.dim() + len(axes)
     for axis in sorted(int(axis) % rank for axis in axes):
         x = x.unsqueeze(axis)
@@ -510,9 +522,17 @@ def _gather(call: NodeInputs) -> Any:
     return picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
+def _gather_nd(call: NodeInputs) -> Tensor:
+    if call.attributes.get("batch_dims", 0):
+        raise call.unsupported("with batch dimensions")
+    index = call.inputs[1]
+    if not isinstance(index, Tensor):
+        index = torch.tensor(numbers(index)).reshape(index.shape)
+    return call.x[index.unbind(-1)]
+
+
 def _pad(call: NodeInputs) -> Tensor:
-    pads, mode = call.list(1, "pads"), call.attributes.get("mode", "constant")
-    assert pads is not None
+    pads, mode = call.required(1, "pads"), call.attributes.get("mode", "constant")
     value = call.scalar(2, "value", 0.0)
     if call.get(3) is not None:
         axes = [int(axis) % call.x.dim() for axis in call.inputs[3].reshape(-1)]
@@ -534,9 +554,7 @@ def _pad(call: NodeInputs) -> Tensor:
 
 
 def _tile(call: NodeInputs) -> Tensor:
-    repeats = call.list(1, "repeats")
-    assert repeats is not None
-    return call.x.repeat([plain(count) for count in repeats])
+    return call.x.repeat([plain(count) for count in call.required(1, "repeats")])
 
 
 def _resize(call: NodeInputs) -> Tensor:
@@ -612,11 +630,9 @@ def _einsum(call: NodeInputs) -> Tensor:
 
 
 def _top_k(call: NodeInputs) -> Any:
-    count = call.list(1, "k")
-    assert count is not None
     return torch.topk(
         call.x,
-        plain(count[0]),
+        plain(call.required(1, "k")[0]),
         call.attributes.get("axis", -1),
         bool(call.attributes.get("largest", 1)),
         bool(call.attributes.get("sorted", 1)),
@@ -681,7 +697,7 @@ OPERATORS: dict[str, Operator] = {
     **{
         name: _binary(function)
         for name, function in {
-            "Sub": lambda a, b: a - b,
+            "Sub": operator.sub,
             "Div": _divide,
             "Pow": _pow,
             "Equal": torch.eq,
@@ -695,16 +711,16 @@ OPERATORS: dict[str, Operator] = {
             "Mod": torch.remainder,
         }.items()
     },
-    "Add": _variadic(lambda a, b: a + b),
-    "Mul": _variadic(lambda a, b: a * b),
-    "Sum": _variadic(lambda a, b: a + b),
-    "Max": _variadic(_larger),
-    "Min": _variadic(_smaller),
-    "LeakyRelu": lambda call: F.leaky_relu(call.x, call.attributes.get("alpha", 0.01)),
-    "Elu": lambda call: F.elu(call.x, call.attributes.get("alpha", 1.0)),
-    "Celu": lambda call: F.celu(call.x, call.attributes.get("alpha", 1.0)),
+    "Add": _variadic(operator.add),
+    "Mul": _variadic(operator.mul),
+    "Sum": _variadic(operator.add),
+    "Max": _variadic(_pairwise(torch.maximum, "min")),
+    "Min": _variadic(_pairwise(torch.minimum, "max")),
+    "LeakyRelu": _with_alpha(F.leaky_relu, 0.01),
+    "Elu": _with_alpha(F.elu, 1.0),
+    "Celu": _with_alpha(F.celu, 1.0),
     "Selu": _unary(F.selu),
-    "ThresholdedRelu": lambda call: F.threshold(call.x, call.attributes.get("alpha", 1.0), 0.0),
+    "ThresholdedRelu": _with_alpha(lambda x, alpha: F.threshold(x, alpha, 0.0), 1.0),
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "Clip": _clip,
@@ -751,6 +767,7 @@ OPERATORS: dict[str, Operator] = {
     "Transpose": _transpose,
     "Expand": _expand,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Pad": _pad,
     "Tile": _tile,
     "Resize": _resize,
@@ -792,10 +809,10 @@ COUNTED = ("Reshape", "Expand", "Split", "SplitToSequence", "Slice")
 def run(op_type: str, call: NodeInputs) -> Any:
     """Return the result of an operator: on tensors, or on sizes if no input is a tensor."""
     if any(isinstance(value, Tensor | tuple) for value in call.inputs):
-        operator = OPERATORS.get(op_type)
-        if operator is None:
+        on_tensors = OPERATORS.get(op_type)
+        if on_tensors is None:
             raise call.unsupported()
-        return operator(call)
+        return on_tensors(call)
     on_sizes = SIZE_OPERATORS.get(op_type)
     if on_sizes is None:
         raise call.unsupported("on sizes")

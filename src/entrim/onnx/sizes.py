@@ -6,6 +6,7 @@ the writer finds the constant that contains a channel count.
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -228,28 +229,28 @@ SIZE_OPERATORS: dict[str, SizeOperator] = {
     "Tile": _tile,
     "Shape": lambda given, _: as_size(given[0].shape),
     "Size": lambda given, _: _array(given[0].size),
-    "Add": _elementwise(lambda a, b: a + b),
-    "Sub": _elementwise(lambda a, b: a - b),
-    "Mul": _elementwise(lambda a, b: a * b),
+    "Add": _elementwise(operator.add),
+    "Sub": _elementwise(operator.sub),
+    "Mul": _elementwise(operator.mul),
     "Div": _elementwise(_divide),
-    "Mod": _elementwise(lambda a, b: a % b),
+    "Mod": _elementwise(operator.mod),
     "Max": _elementwise(max),
     "Min": _elementwise(min),
-    "Pow": _elementwise(lambda a, b: a**b),
-    "Equal": _elementwise(lambda a, b: a == b),
-    "Greater": _elementwise(lambda a, b: a > b),
-    "GreaterOrEqual": _elementwise(lambda a, b: a >= b),
-    "Less": _elementwise(lambda a, b: a < b),
-    "LessOrEqual": _elementwise(lambda a, b: a <= b),
+    "Pow": _elementwise(operator.pow),
+    "Equal": _elementwise(operator.eq),
+    "Greater": _elementwise(operator.gt),
+    "GreaterOrEqual": _elementwise(operator.ge),
+    "Less": _elementwise(operator.lt),
+    "LessOrEqual": _elementwise(operator.le),
     "And": _elementwise(lambda a, b: bool(a and b)),
     "Or": _elementwise(lambda a, b: bool(a or b)),
-    "Not": _elementwise(lambda a: not a, 1),
+    "Not": _elementwise(operator.not_, 1),
     "Where": _elementwise(lambda c, a, b: a if c else b, 3),
     "Floor": _elementwise(math.floor, 1),
     "Ceil": _elementwise(math.ceil, 1),
     "Round": _elementwise(round, 1),
     "Sqrt": _elementwise(math.sqrt, 1),
-    "Neg": _elementwise(lambda a: -a, 1),
+    "Neg": _elementwise(operator.neg, 1),
     "Abs": _elementwise(abs, 1),
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),

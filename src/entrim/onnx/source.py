@@ -59,8 +59,15 @@ def open_source(file: Path) -> tuple[Source, Any]:
     return source, _parse(onnx, file, content)
 
 
+def _check_regular(file: Path) -> None:
+    """Refuse folders, and pipes and devices, which could block."""
+    if file.exists() and not file.is_file():
+        raise OnnxError(f"{file} is not a regular file: name an .onnx file")
+
+
 def _read_bytes(file: Path) -> bytes:
     try:
+        _check_regular(file)
         if file.stat().st_size > MAX_BYTES:
             raise OnnxError(
                 f"{file} is larger than 2 GiB, which protobuf does not support: store its weights "
@@ -86,8 +93,10 @@ def _parse(onnx: Any, file: Path, content: bytes) -> Any:
     if not model.HasField("graph") or not model.graph.node:
         raise OnnxError(f"{file} contains no network: copy or export it again")
     _check_model(onnx, file, model)
+    limit = MAX_BYTES - model.ByteSize()
     for tensor in _tensors(onnx, model.graph):
-        _load_external(onnx, tensor, file)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            limit -= _load_external(onnx, tensor, file, limit)
         check_size(onnx, tensor, file)
     return model
 
@@ -153,6 +162,11 @@ def _check_order(file: Path, graph: Any) -> None:
             raise OnnxError(f"{file} has the output {value.name!r}, which no node computes")
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error of another package, for messages."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def describe(node: Any) -> str:
     """Return the name and operator of a node, for messages."""
     return f"the node {node.name or ', '.join(node.output)!r} ({node.op_type})"
@@ -169,31 +183,44 @@ def _tensors(onnx: Any, graph: Any) -> Iterator[Any]:
                 raise OnnxError(f"{describe(node)} contains sparse values: export it again")
 
 
-def _load_external(onnx: Any, tensor: Any, file: Path) -> None:
-    """Read the external data of `tensor`, from the folder of the file only."""
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return
+def _load_external(onnx: Any, tensor: Any, file: Path, limit: int) -> int:
+    """Read the external data of `tensor`, of at most `limit` bytes; return its length."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    folder, location = file.resolve().parent, entries.get("location", "")
-    data = (folder / location).resolve()
-    if not location or not data.is_relative_to(folder):
-        raise OnnxError(
-            f"{file} refers to data outside of its folder ({location!r}): store the data next to it"
-        )
+    data = _external_file(file, entries.get("location", ""))
     try:
         offset, size = int(entries.get("offset", 0)), data.stat().st_size
         length = int(entries.get("length", size - offset))
         if min(offset, length) < 0 or offset + length > size:
             raise OnnxError(f"{data} is too short for the tensor {tensor.name!r}: copy it again")
+        if length > limit:
+            raise OnnxError(
+                f"the weights of {file} have more than 2 GiB in total, which onnxruntime does not "
+                "read from memory: prune the network in PyTorch"
+            )
         with data.open("rb") as stream:
             stream.seek(offset)
             tensor.raw_data = stream.read(length)
+    except OnnxError:
+        raise
     except (OSError, ValueError) as error:
         raise OnnxError(f"the external data {data} cannot be read: copy it next to {file}") from (
             error
         )
     tensor.data_location = onnx.TensorProto.DEFAULT
     del tensor.external_data[:]
+    return length
+
+
+def _external_file(file: Path, location: str) -> Path:
+    """Return the path of external data; it must be a regular file in the folder of `file`."""
+    folder = file.resolve().parent
+    data = folder if "\0" in location else (folder / location).resolve()
+    if data == folder or not data.is_relative_to(folder):
+        raise OnnxError(
+            f"{file} refers to data outside of its folder ({location!r}): store the data next to it"
+        )
+    _check_regular(data)
+    return data
 
 
 def check_size(onnx: Any, tensor: Any, file: Path) -> None:

@@ -14,11 +14,10 @@ from entrim.errors import OnnxError, SaveError
 from entrim.graph.eager import copy_without_hooks, neutral_context
 from entrim.onnx.edits import Targets, edit_constants
 from entrim.onnx.folding import Folded, fold_constants
-from entrim.onnx.importer import TOLERANCE
 from entrim.onnx.model import OnnxModel
-from entrim.onnx.runtime import Session, difference, random_inputs
+from entrim.onnx.runtime import Session, difference, is_equal, random_inputs
 from entrim.onnx.sizes import Place
-from entrim.onnx.source import MAX_BYTES, require_packages
+from entrim.onnx.source import MAX_BYTES, first_line, require_packages
 from entrim.results import SparsifyResult
 from entrim.storage import atomic
 
@@ -175,8 +174,10 @@ def _infer_shapes(onnx: Any, proto: Any) -> None:
     try:
         inferred = onnx.shape_inference.infer_shapes(proto)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise OnnxError(f"the shapes of the edited file cannot be inferred ({reason})") from error
+        raise OnnxError(
+            f"the shapes of the edited file cannot be inferred ({first_line(error)}): report the "
+            "operators of the original"
+        ) from error
     proto.graph.value_info.extend(v for v in inferred.graph.value_info if v.name in before)
 
 
@@ -195,10 +196,9 @@ def _compare(content: bytes, model: OnnxModel, what: str) -> float:
         found: Any = model.compute([x.clone() for x in inputs])
     expected: Sequence[torch.Tensor] = found if isinstance(found, tuple) else (found,)
     error = difference(Session(content, what).run(inputs), expected)
-    limit = TOLERANCE if inputs[0].dtype != torch.float16 else 100 * TOLERANCE
-    if not error <= limit:
+    if not is_equal(error, inputs):
         raise OnnxError(
-            f"{what} would differ from the pruned network by {error:.1e}, above {limit:.0e}: "
-            f"report the operators of {model.nodes.source.file}"
+            f"{what} would differ from the pruned network by {error:.1e}: report the operators of "
+            f"{model.nodes.source.file}"
         )
     return error

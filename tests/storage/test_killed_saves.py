@@ -145,7 +145,7 @@ def test_a_kill_at_a_random_time_leaves_the_old_or_the_new_network(
     assert interrupted > 0
     save_filled(net, -1, place)
     assert loaded_value(place) == -1
-    assert len(list(place.iterdir())) == 3
+    assert len(list(place.iterdir())) == 4
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["over a save", "first save"])
@@ -205,7 +205,7 @@ def test_processes_that_save_at_the_same_time_wait_for_each_other(
         child.join()
     assert [child.exitcode for child in children] == [0] * 6
     assert 1 <= loaded_value(folder) <= 6
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_loading_while_another_process_saves_returns_one_of_its_networks(

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +21,17 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from entrim.calibration.collect import Pass
+from entrim.calibration.data import CalibrationData
 from entrim.errors import CheckpointError, EntrimError, OtherRunError, SaveError
+from entrim.graph.eager import ExampleInputs
 from entrim.storage import atomic
 
 T = TypeVar("T")
+VERSIONS = ("entrim", "torch")
+"""Packages whose versions identify a run."""
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
@@ -35,6 +42,32 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def identity_of(
+    forward: Pass,
+    images: CalibrationData,
+    example_inputs: ExampleInputs,
+    options: Sequence[Any],
+    seed: int | None,
+) -> dict[str, str]:
+    """Return digests of everything except the target on which the results of a run depend."""
+    code = dict.fromkeys(program.module.code for program in forward.programs)
+    network = (*code, *forward.tensors, str({t.device for t in forward.tensors.values()}))
+    shown = [images.shapes(), dict(images.fixed), example_inputs]
+    tensors = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
+    shapes = repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
+    return {
+        "network": f"{_digest(*network)} {fingerprint(forward.tensors.values())}",
+        "images": f"{_digest(shapes)} {images.checksum()} {fingerprint(tensors)}",
+        "settings": json.dumps(options),
+        "seed": str(seed),
+        "versions": str({name: version(name) for name in VERSIONS}),
+    }
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 UNFINISHED = ".unfinished"

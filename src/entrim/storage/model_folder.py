@@ -2,7 +2,7 @@
 
 The manifest `entrim.json` names the file of the tensors by its checksum. `save` writes a new file
 next to the previous one and then replaces the manifest atomically: a reader, or a process that is
-killed, leaves either the old network or the new one.
+killed, leaves either the old network or the new one. `load_model.py` loads it without entrim.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,28 @@ from safetensors import SafetensorError
 from torch import nn
 
 from entrim.errors import LoadError, PlanError, SaveError
-from entrim.graph.eager import neutral_context, unwrap
+from entrim.graph.eager import copy_module, neutral_context, unwrap
 from entrim.records import Record
 from entrim.storage import atomic
 from entrim.storage.checkpoint import UNFINISHED
-from entrim.surgery.plan import Plan
-from entrim.surgery.structure import (
-    ModelStructure,
-    SourceModel,
+from entrim.surgery.load_model import (
+    METADATA,
+    check_original,
     class_name_of,
     name_tensors,
-    tensors_of,
+    rebuild,
 )
+from entrim.surgery.plan import Plan
+from entrim.surgery.structure import ModelStructure, SourceModel
 
 FORMAT = 2
 """The format of folders with removed blocks; others are written in the first."""
 MANIFEST = "entrim.json"
 """The file that identifies a folder of `save`."""
 _LOCK = ".entrim.lock"
+LOADER = "load_model.py"
+"""The file that loads the network without entrim, a copy of `entrim.surgery.load_model`."""
+_LOADER_CODE = files("entrim.surgery").joinpath(LOADER).read_bytes()
 CHECKPOINT = ".entrim.checkpoint"
 """The checkpoint folder of an unfinished distillation, inside its output folder."""
 _OURS = re.compile(
@@ -53,14 +58,15 @@ def save(
 
     The folder contains everything that `load` needs: tensors (also non-persistent buffers), which
     of them are shared or require gradients, training modes and memory formats, and `record`, the
-    JSON of `Record.to_json`. Other files in the folder are kept.
+    JSON of `Record.to_json`. Its `load_model.py` loads the network where entrim is not installed:
+    `load_model.load(model)`. Other files in the folder are kept.
 
     >>> import tempfile, torch, entrim
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> plan, folder = entrim.Plan({"0": [1, 6]}), tempfile.mkdtemp()
     >>> entrim.save(entrim.apply_plan(net, plan, torch.randn(3, 4)), plan, folder)
     >>> [path.suffix for path in sorted(Path(folder).glob("[a-z]*"))]
-    ['.json', '.safetensors']
+    ['.json', '.py', '.safetensors']
     """
     origin, place = _checked_origin(small, plan), Path(folder)
     form = ModelStructure.of(small, origin)
@@ -69,7 +75,8 @@ def save(
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in name_tensors(small)
             if name not in form.shared
-        }
+        },
+        metadata={METADATA: _note(origin, form)},
     )
     digest = hashlib.sha256(weights).hexdigest()
     manifest = _seal(
@@ -95,6 +102,7 @@ def save(
         with alone(place):
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
+            atomic.write(place / LOADER, _LOADER_CODE)
             atomic.write(place / MANIFEST, _lines(manifest).encode())
             with suppress(OSError):  # the new network is complete; the next save sweeps again
                 _sweep(place)
@@ -138,8 +146,16 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
             removed_blocks=plan.removed_blocks,
         )
         _check_other(model, origin)
-        small = ModelStructure(**manifest["small"]).given_to(model, safetensors.torch.load(weights))
-    except (KeyError, TypeError, AttributeError, PlanError, SafetensorError) as error:
+        tensors = safetensors.torch.load(weights)
+        small = rebuild(copy_module(model), tensors, **manifest["small"])
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        PlanError,
+        SafetensorError,
+    ) as error:
         raise LoadError(f"{place} is damaged ({error!r}): save again") from error
     origin.write_on(small)
     return small, manifest
@@ -193,20 +209,16 @@ def _checked_origin(small: nn.Module, plan: Plan) -> SourceModel:
 
 
 def _check_other(model: nn.Module, origin: SourceModel) -> None:
-    if class_name_of(model) != origin.class_name:
-        raise LoadError(
-            f"a {origin.class_name} was saved, not a {class_name_of(model)}: pass the class that "
-            "was pruned"
-        )
-    found = tensors_of(model)
-    remedy = f"pass the {origin.class_name} before pruning, at its full width"
-    odd = sorted(found.keys() ^ origin.tensors.keys())
-    if odd:
-        who = "this network has" if odd[0] in found else "the saved network has"
-        raise LoadError(f"the names of the tensors differ, only {who} {odd[0]}: {remedy}")
-    for name, there in origin.tensors.items():
-        if found[name] != there:
-            raise LoadError(f"{name} is {found[name]}, but {there} was saved: {remedy}")
+    try:
+        check_original(model, origin.class_name, origin.tensors)
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+
+
+def _note(origin: SourceModel, form: ModelStructure) -> str:
+    """Return what `load_model.load` needs in addition to the tensors, as JSON."""
+    note = {"class_name": origin.class_name, "tensors": origin.tensors}
+    return json.dumps({**note, "structure": form.to_plain()})
 
 
 def _complete(place: Path) -> tuple[dict[str, Any], bytes]:
@@ -276,14 +288,27 @@ def _weights_file(digest: str) -> str:
 
 def is_free(place: Path) -> bool:
     """Return whether the folder contains only files of an interrupted run or an incomplete save."""
-    names = [entry.name for entry in place.iterdir()] if place.is_dir() else []
-    return all(_OURS.fullmatch(name) or name in (UNFINISHED, CHECKPOINT) for name in names)
+    entries = list(place.iterdir()) if place.is_dir() else []
+    return all(
+        _OURS.fullmatch(entry.name) or entry.name in (UNFINISHED, CHECKPOINT) or _is_loader(entry)
+        for entry in entries
+    )
+
+
+def _is_loader(file: Path) -> bool:
+    """Return whether `file` is a loader that `save` wrote, by its first line."""
+    if file.name != LOADER or not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return stream.readline() == _LOADER_CODE.splitlines(keepends=True)[0]
 
 
 def _check_foreign(place: Path) -> None:
     """Refuse a folder that contains files but no saved network."""
     if place.exists() and not place.is_dir():
         raise SaveError(f"{place} is not a folder: choose another name")
+    if (place / LOADER).exists() and not _is_loader(place / LOADER):
+        raise SaveError(f"{place} contains another {LOADER}: rename it, or choose another folder")
     if is_free(place):
         return
     try:

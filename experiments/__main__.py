@@ -11,6 +11,7 @@ from importlib import import_module
 
 from entrim.errors import CommandError, EntrimError
 from experiments.benchmarks import BENCHMARKS, IN_PARTS
+from experiments.coverage import command as coverage
 from experiments.paper import command
 
 
@@ -35,7 +36,7 @@ def parser() -> ArgumentParser:
         "parts", nargs="*", metavar="PART", help=f"only these parts of {', '.join(IN_PARTS)}"
     )
     bench.set_defaults(run=_bench)
-    for one in (reproduce, bench):
+    for one in (reproduce, bench, coverage.add(commands)):
         one.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return root
 

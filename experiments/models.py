@@ -272,6 +272,80 @@ class Pretrained:
     """In percent: on the 10,000 test images of CIFAR-10, or on 250 of the ImageNet samples."""
 
 
+_LITE0 = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+"""Stages of EfficientNet-Lite0: blocks, kernel, stride of the first block, expansion, width."""
+
+
+class SamePadConv(nn.Conv2d):
+    """A convolution with the padding of TensorFlow: at stride 2, one more on the far sides."""
+
+    def __init__(
+        self, before: int, width: int, kernel: int, stride: int = 1, groups: int = 1
+    ) -> None:
+        super().__init__(before, width, kernel, stride, groups=groups, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Return the outputs for images whose sides are multiples of the stride."""
+        total = self.kernel_size[0] - self.stride[0]
+        first, last = total // 2, total - total // 2
+        return super().forward(F.pad(input, (first, last, first, last)))
+
+
+class InvertedResidual(nn.Module):
+    """Expansion by a 1 x 1 convolution, a depthwise convolution and a projection, with ReLU6."""
+
+    def __init__(self, before: int, width: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = expansion * before
+        self.expands, self.adds = expansion > 1, stride == 1 and before == width
+        if self.expands:
+            self._expand_conv = nn.Conv2d(before, inner, 1, bias=False)
+            self._bn0 = nn.BatchNorm2d(inner, _KERAS_EPS)
+        self._depthwise_conv = SamePadConv(inner, inner, kernel, stride, inner)
+        self._bn1 = nn.BatchNorm2d(inner, _KERAS_EPS)
+        self._project_conv = nn.Conv2d(inner, width, 1, bias=False)
+        self._bn2 = nn.BatchNorm2d(width, _KERAS_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the projection, added to the input if the shape is the same."""
+        out = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        out = self._bn2(self._project_conv(F.relu6(self._bn1(self._depthwise_conv(out)))))
+        return out + x if self.adds else out
+
+
+class EfficientNetLite0(nn.Module):
+    """4,652,008 parameters: inverted residuals for 224 x 224 and 1000 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conv_stem = SamePadConv(3, 32, 3, 2)
+        self._bn0 = nn.BatchNorm2d(32, _KERAS_EPS)
+        self._blocks = nn.Sequential()
+        before = 32
+        for blocks, kernel, stride, expansion, width in _LITE0:
+            for number in range(blocks):
+                step = stride if number == 0 else 1
+                self._blocks.append(InvertedResidual(before, width, kernel, step, expansion))
+                before = width
+        self._conv_head = nn.Conv2d(before, 1280, 1, bias=False)
+        self._bn1 = nn.BatchNorm2d(1280, _KERAS_EPS)
+        self._fc = nn.Linear(1280, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images 3 x 224 x 224."""
+        x = self._blocks(F.relu6(self._bn0(self._conv_stem(x))))
+        x = F.relu6(self._bn1(self._conv_head(x)))
+        return self._fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
 PRETRAINED = {
     "cifar10_resnet20": Pretrained(
         ResNet20, "cifar10_resnet20.safetensors", normalization.IMAGENET, 91.73
@@ -281,6 +355,15 @@ PRETRAINED = {
     ),
     "cifar10_vgg16": Pretrained(
         VGG16, "cifar10_vgg16.fp16.safetensors", normalization.CIFAR10, 91.94
+    ),
+    "cifar10_resnet18": Pretrained(
+        ResNet18, "cifar10_resnet18.fp16.safetensors", normalization.PIXELS, 94.23
+    ),
+    "imagenet_efficientnet_lite0": Pretrained(
+        EfficientNetLite0,
+        "imagenet_efficientnet_lite0.fp16.safetensors",
+        normalization.LITE,
+        86.7,
     ),
     "imagenet_resnet50": Pretrained(
         ResNet50, "imagenet_resnet50.fp16.safetensors", normalization.KERAS, 92.4
@@ -293,11 +376,11 @@ def load_pretrained(name: str) -> nn.Module:
 
     `PRETRAINED` lists the names, each with the normalization that its images need.
 
-    >>> load_pretrained("cifar10_resnet18")
+    >>> load_pretrained("cifar10_vgg19")
     Traceback (most recent call last):
     ...
-    entrim.errors.BadSettingError: no pre-trained 'cifar10_resnet18': use one of cifar10_resnet20, \
-cifar10_resnet56, cifar10_vgg16, imagenet_resnet50
+    entrim.errors.BadSettingError: no pre-trained 'cifar10_vgg19': use one of cifar10_resnet20, \
+cifar10_resnet56, cifar10_vgg16, cifar10_resnet18, imagenet_efficientnet_lite0, imagenet_resnet50
     """
     if name not in PRETRAINED:
         raise BadSettingError(f"no pre-trained {name!r}: use one of {', '.join(PRETRAINED)}")
@@ -334,6 +417,8 @@ class TrainedModel:
     fine_tuning: Callable[[int, int], TrainingConfig]
     origin: str
     """Where the weights come from, in words."""
+    bfloat16: bool = False
+    """Whether layers are trained in bfloat16, where the CPU has it; tests are in float32."""
 
     def images(self, count: int) -> Tensor:
         """Return unlabeled training images, normalized and drawn by the seed."""
@@ -345,10 +430,14 @@ class TrainedModel:
         drawn = torch.randperm(len(self.train_set), generator=generator)[:count]
         return self.normalization(self.train_set.images[drawn])
 
-    def task(self, side: int | None = None) -> TrainingTask:
-        """Return the training task of the network, with images shrunk to `side` pixels."""
+    def task(self) -> TrainingTask:
+        """Return the training task of the network."""
         return training.classification_task(
-            self.train_set, self.val_set, self.normalization, self.augment, side
+            self.train_set,
+            self.val_set,
+            self.normalization,
+            self.augment,
+            bfloat16=self.bfloat16,
         )
 
     def accuracy(self, model: nn.Module) -> float:
@@ -399,54 +488,27 @@ def resnet56(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
     return _pretrained_cifar(work, "ResNet-56", "cifar10_resnet56", seed, quick)
 
 
-def _pretrained_cifar(work: Work, network: str, name: str, seed: int, quick: bool) -> TrainedModel:
-    model, known = load_pretrained(name), PRETRAINED[name].normalization
-    return _cifar(work, network, model, known, f"the pre-trained {name}", seed, quick)
-
-
-RESNET18_EPOCHS = sum(config.epochs for _, config in training.cifar_growing())
-"""The paper trains for 200; these take hours without a GPU. The drop is what counts."""
-
-
 def resnet18(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
-    """Return ResNet18 on CIFAR-10, trained for a few epochs on growing images."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: nn.Module = ResNet18()
-    start = _cifar(work, "ResNet18", model, normalization.CIFAR10, "", seed, quick)
-    stages = training.cifar_growing(seed)
-    for side, config in stages:
-        name = f"ResNet18 seed {seed} training at {side} pixels"
-        model = work.train(name, model, start.task(side), config)
-    parts = ", ".join(f"{config.epochs} at {side} pixels" for side, config in stages)
-    origin = f"trained for {RESNET18_EPOCHS} epochs on {len(start.train_set):,} images ({parts})"
-    return _cifar(work, "ResNet18", model, start.normalization, origin, seed, quick)
+    """Return ResNet18 on CIFAR-10 with the weights `cifar10_resnet18` of the assets."""
+    return _pretrained_cifar(work, "ResNet18", "cifar10_resnet18", seed, quick)
 
 
-def _cifar(
-    work: Work,
-    network: str,
-    model: nn.Module,
-    normalization: Normalization,
-    origin: str,
-    seed: int,
-    quick: bool,
-) -> TrainedModel:
+def _pretrained_cifar(work: Work, network: str, name: str, seed: int, quick: bool) -> TrainedModel:
     train_set, test_set = (load_cifar10(part, _fetch_reporter(work)) for part in ("train", "test"))
     if quick:
         train_set, test_set = train_set[:QUICK_TRAIN_IMAGES], test_set[:QUICK_TEST_IMAGES]
     return TrainedModel(
         network=network,
         seed=seed,
-        model=model.eval(),
-        normalization=normalization,
+        model=load_pretrained(name),
+        normalization=PRETRAINED[name].normalization,
         train_set=train_set,
         val_set=test_set[:_VAL_IMAGES],
         test_set=test_set,
         augment=training.SHIFT_AND_FLIP,
         training=training.cifar_training,
         fine_tuning=training.cifar_fine_tuning,
-        origin=origin,
+        origin=f"the pre-trained {name}",
     )
 
 

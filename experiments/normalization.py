@@ -30,8 +30,11 @@ class Normalization:
         return x.div_(self.scale).sub_(mean).div_(std)
 
 
+PIXELS = Normalization((0.0,), (1.0,))
+"""Values from 0 to 1, not normalized."""
 MNIST = Normalization((0.1307,), (0.3081,))
 FASHION_MNIST = Normalization((0.2860,), (0.3530,))
 CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 KERAS = Normalization((103.939, 116.779, 123.68), (1.0, 1.0, 1.0), scale=1.0, bgr=True)
+LITE = Normalization((127.0,) * 3, (128.0,) * 3, scale=1.0)

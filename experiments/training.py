@@ -23,6 +23,11 @@ _BATCH = 128
 _CHUNK = 500
 
 
+def has_bfloat16() -> bool:
+    """Return whether this CPU has instructions for bfloat16, so that it is not emulated."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def lenet_training(epochs: int = 20, seed: int = 0) -> TrainingConfig:
     """Return the paper's training of LeNet: Adam from 1e-3, halved every 7 of 20 epochs."""
     return _adam(epochs, 1e-3, 7, seed)
@@ -41,15 +46,6 @@ def cifar_training(epochs: int = 200, seed: int = 0) -> TrainingConfig:
 def cifar_fine_tuning(epochs: int = 50, seed: int = 0) -> TrainingConfig:
     """Return the paper's fine tuning of VGG-16 and ResNet18: at 1e-3; it names no schedule."""
     return _sgd(epochs, 1e-3, "constant", seed)
-
-
-def cifar_growing(seed: int = 0) -> tuple[tuple[int, TrainingConfig], ...]:
-    """Return a training of hours instead of days: stages of (image side, configuration).
-
-    Each stage is one cycle of the learning rate; images of half the side cost a quarter.
-    """
-    stages = ((16, 5, 0.1), (24, 2, 0.05), (32, 1, 0.02))
-    return tuple((side, _sgd(epochs, rate, "one cycle", seed)) for side, epochs, rate in stages)
 
 
 def _adam(epochs: int, learning_rate: float, step_size: int, seed: int) -> TrainingConfig:
@@ -82,18 +78,19 @@ def classification_task(
     val_set: Dataset,
     normalization: Normalization,
     augment: Augmentation = NO_AUGMENTATION,
-    side: int | None = None,
+    *,
+    bfloat16: bool = False,
 ) -> TrainingTask:
-    """Return the task of classifying `train_set`, its images shrunk to `side` pixels.
+    """Return the task of classifying `train_set`, its layers computed in bfloat16 if requested.
 
-    The loss on `val_set` is the percentage of wrong classes, at full size.
+    The loss on `val_set` is the percentage of wrong classes, in float32.
     """
 
     def loss(model: nn.Module, index: Tensor, generator: torch.Generator) -> Tensor:
         images = normalization(train_set.images[index])
-        if side is not None:
-            images = F.interpolate(images, size=side, mode="area")
-        return F.cross_entropy(model(augment(images, generator)), train_set.labels[index])
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            logits = model(augment(images, generator))
+        return F.cross_entropy(logits.float(), train_set.labels[index])
 
     return TrainingTask(
         count=len(train_set),
@@ -101,7 +98,7 @@ def classification_task(
         holdout=lambda model: 100 - accuracy(model, val_set, normalization),
         identity=fingerprint([train_set.images, train_set.labels, val_set.images, val_set.labels])
         + f" {normalization} {augment}"
-        + ("" if side is None else f" {side} pixels"),
+        + " bfloat16" * bfloat16,
     )
 
 

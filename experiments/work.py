@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from entrim import Callback, ProgressEvent
-from entrim.distillation.trainer import TrainingConfig, TrainingTask, train
+from entrim.distillation.trainer import TrainingConfig, TrainingResult, TrainingTask, train
 from entrim.errors import EntrimError, SaveError
 from entrim.storage.atomic import exclusive_lock
 from entrim.storage.checkpoint import CheckpointStore
@@ -118,6 +118,12 @@ class Work:
 
         With a constant learning rate, a longer training continues a shorter one.
         """
+        return self.train_with_history(name, model, task, config).model.eval()
+
+    def train_with_history(
+        self, name: str, model: nn.Module, task: TrainingTask, config: TrainingConfig
+    ) -> TrainingResult:
+        """Return the same training with its losses, epoch by epoch."""
 
         def checked(function: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any) -> Any:  # called only if the training is not finished
@@ -142,7 +148,7 @@ class Work:
                 report=self.report,
             )
         plain = convert_conv2d_weight_memory_format(done.model, torch.contiguous_format)
-        return plain.eval()
+        return replace(done, model=plain)
 
     def check_may_run(self, name: str) -> None:
         """Raise an error if nothing may be run."""

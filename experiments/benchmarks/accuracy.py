@@ -7,7 +7,7 @@ are reported on 5,000-9,999. Needs ENTRIM_ASSETS.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -32,10 +32,18 @@ class Row:
     target: float | None = None
     """The accuracy in percent that the row should reach on the images of results."""
     stretch: float | None = None
+    is_drop: bool = False
+    """Whether `target` and `stretch` are losses of accuracy instead."""
+    random_channels: bool = False
+    """Whether random channels are kept, at the widths that the budget gives."""
+
+    def goal(self, value: float | None, original: float) -> float | None:
+        """Return a target as an accuracy, for the accuracy of the original network."""
+        return original - value if self.is_drop and value is not None else value
 
 
 def _rows(
-    network: str, factor: int, *goals: tuple[int | None, float | None, float | None]
+    network: str, factor: int | float, *goals: tuple[int | None, float | None, float | None]
 ) -> list[Row]:
     """Return the rows of one budget: images for recovery, target and stretch target of each."""
     short = network.removeprefix("cifar10_")
@@ -52,15 +60,31 @@ def _rows(
     ]
 
 
-ROWS = (
+def _random(row: Row) -> Row:
+    """Return the same row with random channels, without a target."""
+    name = f"{row.name} random channels"
+    return replace(row, name=name, target=None, stretch=None, random_channels=True)
+
+
+TARGETED = (
     *_rows(
         "cifar10_resnet20", 2, (None, 87.5, 89.0), (IMAGES, 88.3, 89.0), (MOST_IMAGES, 89.5, 90.0)
     ),
     *_rows(
         "cifar10_resnet20", 3, (None, 80.5, 83.0), (IMAGES, 83.3, 84.5), (MOST_IMAGES, 85.0, 86.0)
     ),
+    *_rows("cifar10_resnet56", 2.1, (None, 92.3, 92.8)),
     *_rows("cifar10_resnet56", 3, (None, 88.7, 90.0), (IMAGES, 89.5, 90.5)),
+    Row(
+        name="vgg16 tenth of the parameters",
+        network="cifar10_vgg16",
+        budget=entrim.Budget(params=0.1),
+        target=0.3,
+        stretch=0.1,
+        is_drop=True,
+    ),
 )
+ROWS = (*TARGETED, *(_random(row) for row in TARGETED if row.recovery_images is None))
 
 
 @cache
@@ -74,7 +98,12 @@ def prune(row: Row) -> entrim.SparsifyResult:
     tested = load(row.network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return entrim.sparsify(tested.model, tested.images[:IMAGES], row.budget)
+        with entrim.Pruner(tested.model, tested.images[:IMAGES]) as pruner:
+            if not row.random_channels:
+                return pruner.prune(row.budget)
+            chosen = pruner.select(row.budget).channels
+        widths = entrim.Widths({name: len(found.kept) for name, found in chosen.items()})
+        return entrim.sparsify(tested.model, tested.images[:IMAGES], widths, selector="random")
 
 
 def measure(row: Row) -> dict[str, Any]:
@@ -124,29 +153,38 @@ def row_table(points: Mapping[str, Mapping[str, Any]]) -> str:
             (
                 row.network,
                 f"{point['macs']:.2f}x",
+                f"{point['params']:.2f}x",
+                "random" if row.random_channels else "selected",
                 row.recovery_images or "nothing trained",
                 f"{point['after']['choice']:.2f}",
                 f"{before:.2f}",
                 f"{after:.2f} ± {interval(after):.2f}",
-                row.target,
-                row.stretch,
+                _shown(row.goal(row.target, before)),
+                _shown(row.goal(row.stretch, before)),
                 point["seconds"],
             )
         )
-    head = ("network", "fewer MACs", "images for recovery", "accuracy on 0-4,999")
+    head = ("network", "fewer MACs", "fewer parameters", "channels", "images for recovery")
+    head += ("accuracy on 0-4,999",)
     head += ("original", "accuracy", "target", "stretch", "seconds")
     return table(head, rows)
 
 
+def _shown(goal: float | None) -> str:
+    return "" if goal is None else f"{goal:.2f}"
+
+
 def checks(points: Mapping[str, Mapping[str, Any]]) -> str:
     """Return whether each measured row reaches its target."""
-    return "\n".join(
-        check_line(f"{row.name}: {after:.2f}, target {row.target}", after >= row.target)
-        for row in ROWS
-        if row.target is not None
-        and row.name in points
-        and (after := points[row.name]["after"]["report"]) is not None
-    )
+    lines = []
+    for row in ROWS:
+        if row.target is None or row.name not in points:
+            continue
+        point = points[row.name]
+        after, target = point["after"]["report"], row.goal(row.target, point["before"]["report"])
+        line = f"{row.name}: {after:.2f}, target {_shown(target)}"
+        lines.append(check_line(line, target is not None and after >= target))
+    return "\n".join(lines)
 
 
 def main(parts: Sequence[str]) -> None:

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 import entrim
 from entrim.allocation.allocate import SensitivityCurve
-from entrim.allocation.sensitivity import SensitivityAnalyzer, measured_widths
+from entrim.allocation.allocator import Allocator
+from entrim.allocation.sensitivity import measured_widths
 from experiments.benchmarks.cifar import DEV, BenchmarkModel, accuracy
 from experiments.benchmarks.record import Ledger, has_weights, table, write
 from experiments.benchmarks.widths import load_model
@@ -31,19 +32,29 @@ DRAWS = 4
 Curves = dict[str, SensitivityCurve]
 
 
-class FixedImages(entrim.Pruner):
+class OtherAllocator(entrim.Pruner):
+    """A pruner that changes how its allocator measures sensitivities."""
+
+    @cached_property
+    def allocator(self) -> Allocator:
+        found = super().allocator
+        self.rankings = found.rankings
+        self.prepare(found)
+        return found
+
+    def prepare(self, allocator: Allocator) -> None:
+        """Replace properties of the allocator; by default none."""
+
+
+class FixedImages(OtherAllocator):
     """The default, the divergence of the outputs, on another number of images."""
 
     count: int
 
-    @cached_property
-    def analyzer(self) -> SensitivityAnalyzer:
+    def prepare(self, allocator: Allocator) -> None:
         forward = self.statistics.forward
         batches = max(1, round(len(forward.batches) * self.count / self.images.count))
-        some = replace(
-            forward, programs=forward.programs[:batches], batches=forward.batches[:batches]
-        )
-        return replace(super().analyzer, task=some)
+        allocator.analyzer = replace(allocator.analyzer, task=forward.part(slice(batches)))
 
 
 class Images64(FixedImages):
@@ -62,11 +73,10 @@ FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 """Widths of a group at which other measures than the default are compared."""
 
 
-class SecondRound(entrim.Pruner):
+class SecondRound(OtherAllocator):
     """The divergence measured again, with the other groups held at the first allocation of 2x."""
 
-    @cached_property
-    def curves(self) -> Curves:
+    def prepare(self, allocator: Allocator) -> None:
         point = entrim.Pruner(self.model, self.images.batch(slice(None))).select(
             entrim.Budget(macs=0.5)
         )
@@ -78,9 +88,9 @@ class SecondRound(entrim.Pruner):
         }
         found = {
             name: [change.divergence for change in changes]
-            for name, changes in self.analyzer.sweep(trials, held)
+            for name, changes in allocator.analyzer.sweep(trials, held)
         }
-        return {
+        allocator.curves = {
             name: SensitivityCurve.of(
                 {
                     **dict(zip(measured_widths(ranking, FRACTIONS), found[name], strict=True)),
@@ -91,18 +101,17 @@ class SecondRound(entrim.Pruner):
         }
 
 
-class LayerErrors(entrim.Pruner):
+class LayerErrors(OtherAllocator):
     """The squared errors of the layers that consume a group, relative to their variance."""
 
-    @cached_property
-    def curves(self) -> Curves:
+    def prepare(self, allocator: Allocator) -> None:
         found = {}
         with self.create_trial_pruner() as trial:
             for name, ranking in self.rankings.items():
                 widths = measured_widths(ranking, FRACTIONS)
                 values = {width: self.cost(trial, name, width) for width in widths}
                 found[name] = SensitivityCurve.of({**values, ranking.group.channels: 0.0})
-        return found
+        allocator.curves = found
 
     def create_trial_pruner(self) -> entrim.Pruner:
         """Return a pruner to the ranked channels; it refits the consumers of pruned groups only."""

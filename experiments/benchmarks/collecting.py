@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from entrim.calibration.conv_geometry import Geometry
-from entrim.calibration.patch_gram import PatchGram
+from entrim.calibration.patch_gram import Geometry, PatchGram
 from experiments.benchmarks.record import check_line, measure_time, table
 from experiments.benchmarks.wide_layer import peak_memory
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.pipeline import Selection
+from entrim.allocation.allocator import Selection
 from entrim.surgery.plan import Plan
 from entrim.surgery.prune import prune
 from experiments.benchmarks.cifar import BenchmarkModel, accuracy
@@ -81,7 +81,7 @@ def measure_latency(tested: BenchmarkModel, pruner: entrim.Pruner, depth: bool) 
     The limit of the estimated latency is bisected, because the seconds of a busy machine vary. The
     latency of the result is measured again.
     """
-    costs, images = pruner.timed_costs, tested.images[:BATCH]
+    costs, images = pruner.allocator.timed_costs, tested.images[:BATCH]
     full = costs.at({group.name: group.channels for group in pruner.graph.groups})["seconds"]
     low, high, best = 0.2, 0.7, None
     for _ in range(STEPS):

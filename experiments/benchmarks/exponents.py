@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import entrim
-from entrim.calibration.collect import ROWS_PER_COLUMN, in_double
-from entrim.calibration.conv_geometry import Geometry
-from entrim.calibration.patch_gram import PatchGram, patches
+from entrim.calibration.collect import ROWS_PER_COLUMN
+from entrim.calibration.patch_gram import Geometry, PatchGram, in_double, patches
 from entrim.entropic.moments import Moments
 from entrim.selection.elimination import elimination_order
 from experiments.benchmarks.record import table

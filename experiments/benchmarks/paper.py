@@ -1,7 +1,9 @@
 """Plots of the paper's tables, from their records.
 
 `python -m experiments bench paper` reads `experiments/results/reproduce` and plots the accuracy
-lost before any training: printed and here, and by criteria of others at the same widths.
+lost before any training: printed and here, and by criteria of others at the same widths. A second
+plot shows the accuracy lost after fine tuning and after training from scratch, by epochs. Tables
+without a record are left out.
 """
 
 import json
@@ -15,7 +17,8 @@ from matplotlib.axes import Axes
 
 from experiments.benchmarks.plots import BLUE, GRAY, GREEN, ORANGE, PICTURES
 from experiments.benchmarks.record import RESULTS
-from experiments.paper.published import Cell
+from experiments.paper.published import Cell, tables
+from experiments.paper.rows import rows_of
 
 TABLES = {
     "LeNet": ("lenet-conv", "lenet-full"),
@@ -23,7 +26,7 @@ TABLES = {
     "ResNet18": ("resnet18",),
 }
 METHODS = {
-    "widths": (ORANGE, "s", "its method at its widths, here"),
+    "widths": (ORANGE, "s", "its widths, fast solver, here"),
     "default": (BLUE, "o", "entrim, as many parameters"),
 }
 BASES = {
@@ -36,9 +39,17 @@ LEAST = 0.1
 Record = Mapping[str, Any]
 
 
+TRAININGS = {
+    "tuned": ("-", "fine tuned"),
+    "scratch": ("--", "scratch, each by itself"),
+    "by_epoch": (":", "along one training from scratch"),
+}
+
+
 def record(name: str) -> Record:
-    """Return the record of one experiment."""
-    return json.loads((RESULTS / "reproduce" / f"{name}.json").read_text())
+    """Return the record of one experiment, an empty one if there is none."""
+    file = RESULTS / "reproduce" / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {"lines": [], "measured": []}
 
 
 def draw_rows(axes: Axes) -> None:
@@ -105,6 +116,38 @@ def _finish(axes: Axes, names: Sequence[str], label: str) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), frameon=False, fontsize=8)
 
 
+def draw_trainings(axes: Axes, points: Sequence[Record]) -> None:
+    """Plot the drops of conv_all+fc by epochs: fine tuned and from scratch, printed and ours."""
+    base = tables()["vgg16-results"].cell("baseline", "accuracy").value or 0.0
+    (tuned,), (scratch,) = rows_of("vgg16-epochs"), rows_of("vgg16-scratch")
+    published = ((tuned.tuned, "-", "fine tuned"), (scratch.by_epoch, ":", "scratch"))
+    for cells, style, label in published:
+        drops = {n: base - (cell.value or 0.0) for n, cell in cells.items()}
+        axes.plot(*_sorted(drops), f"D{style}", color=GRAY, mfc="none", label=f"paper, {label}")
+    for point in points:
+        if point["method"] not in METHODS:
+            continue
+        color, marker, method = METHODS[point["method"]]
+        for training, (style, label) in TRAININGS.items():
+            drops = {int(n): point["baseline"] - a for n, a in point.get(training, {}).items()}
+            if drops:
+                name = f"{method}, {label}"
+                axes.plot(*_sorted(drops), f"{marker}{style}", color=color, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_yticks((0, 1, 10, 50), ["0", "1", "10", "50"])
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("points lost, VGG-16 conv_all+fc")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _sorted(lost: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    epochs = sorted(lost)
+    return epochs, [lost[n] for n in epochs]
+
+
 def draw(file: Path) -> Path:
     """Write both plots side by side."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), dpi=120)
@@ -119,3 +162,10 @@ def draw(file: Path) -> Path:
 def main() -> None:
     """Write the plots of the documentation."""
     print(draw(PICTURES / "paper.png"))
+    points = [p for name in ("vgg16-epochs", "vgg16-scratch") for p in record(name)["measured"]]
+    if points:
+        figure, axes = plt.subplots(figsize=(7, 4.5), dpi=120)
+        draw_trainings(axes, points)
+        figure.tight_layout()
+        figure.savefig(PICTURES / "training.png")
+        plt.close(figure)

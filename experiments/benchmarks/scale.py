@@ -1,7 +1,8 @@
 """A budgeted run in units of forward passes: seconds by stage, memory and accuracy.
 
 `python -m experiments bench scale` measures what is missing in its ledger and writes the tables;
-with names of networks only those, with "layer" only the sweeps of one layer. Every run is a process
+with names of networks or cases only those, with "many" only the run on thousands of images, with
+"layer" only the sweeps of one layer. Every run is a process
 of its own with one thread, so that the peak memory is its own. Needs ENTRIM_ASSETS; MobileNetV2 and
 ConvNeXt come from transformers.
 """
@@ -74,6 +75,11 @@ BEFORE = {"cifar10_resnet20": 72, "cifar10_resnet56": 70, "cifar10_vgg16": 60}
 """Forward passes of a run before positions were sampled and widths interpolated."""
 TARGETS = {"imagenet_resnet50": 20}
 USUAL_TARGET = 25
+VERSION = 2
+"""Version of the costs: 1 before channels-last execution, mirror images by default and fewer images
+for the sensitivity. Points of the ledger keep the version with which they were measured."""
+MANY = 5000
+"""Number of images of 224 x 224 of the run whose memory is measured."""
 
 
 def build_random(name: str) -> nn.Module:
@@ -154,12 +160,16 @@ def prune_stepwise(
     pruner: entrim.Pruner, target: entrim.Budget, clock: PassClock
 ) -> tuple[entrim.SparsifyResult, dict[str, float]]:
     """Return the result and its seconds; passes are timed before, between and after the steps."""
-    steps = ("graph", "statistics", "rankings", "curves")
     wall = cpu = 0.0
     found: list[entrim.SparsifyResult] = []
-    works: list[Callable[[], object]] = [
-        partial(getattr, pruner, step) for step in steps if step not in pruner.__dict__
-    ]
+    works: list[Callable[[], object]] = []
+    if "allocator" not in pruner.__dict__:
+        works += [
+            lambda: pruner.graph,
+            lambda: pruner.statistics,
+            lambda: pruner.allocator.rankings,
+            lambda: pruner.allocator.curves,
+        ]
     works.append(lambda: found.append(pruner.prune(target)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -189,6 +199,7 @@ def measure(case: Case) -> dict[str, Any]:
         "pass seconds": round(clock.unit, 3),
         "pass seconds by time": [round(seconds, 3) for seconds in clock.wall],
         "pass cpu seconds": round(clock.cpu_unit, 3),
+        "version": VERSION,
         "groups": len(results[factors[0]][0].record.groups),
         "original": score(model),
     }
@@ -208,9 +219,12 @@ def measure(case: Case) -> dict[str, Any]:
 def measure_in_process(case: Case) -> dict[str, Any]:
     """Return what `measure` returns in a process of its own."""
     given = map(str, (case.network, case.images, case.side, case.uses_all))
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, *given], stdout=subprocess.PIPE, text=True, check=True
-    )
+    return _printed([sys.executable, "-m", __name__, *given])
+
+
+def _printed(command: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON in the last line that a command prints."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -225,8 +239,8 @@ TIMES = (
 def network_table(points: Points) -> str:
     """Return the costs and the accuracy of every measured network."""
     rows = []
-    for case in NETWORKS:
-        point = points.get(case.key)
+    for key, case in ((key, one) for one in NETWORKS for key in keys_of(one)):
+        point = points.get(key)
         if point is None:
             continue
         first, second = point["2x"], point.get("3x")
@@ -234,6 +248,7 @@ def network_table(points: Points) -> str:
         rows.append(
             (
                 case.key,
+                point.get("version", 1),
                 point["groups"],
                 BEFORE.get(case.network, "-"),
                 f"{first['passes']} ({first['cpu passes']})",
@@ -248,11 +263,23 @@ def network_table(points: Points) -> str:
             )
         )
     head = (
-        *("network", "groups", "passes before", "passes at 2x (of processor time)", "target"),
+        *(
+            "network",
+            "version",
+            "groups",
+            "passes before",
+            "passes at 2x (of processor time)",
+            "target",
+        ),
         *("seconds", "seconds by stage", "peak GiB", "accuracy", "2x"),
         *("3x afterwards, passes", "3x"),
     )
     return table(head, rows)
+
+
+def keys_of(case: Case) -> tuple[str, str]:
+    """Return the keys of the points of the first version and of this one."""
+    return f"{case.key}, version 1", case.key
 
 
 def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequence[int]) -> str:
@@ -260,7 +287,8 @@ def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequen
 
     Stages are in passes of the same process, because the load differs between processes.
     """
-    known = [(size, points[c.key]) for size, c in zip(sizes, cases, strict=True) if c.key in points]
+    newest = [points.get(case.key, points.get(keys_of(case)[0])) for case in cases]
+    known = [(size, point) for size, point in zip(sizes, newest, strict=True) if point is not None]
     columns: dict[str, list[float]] = {
         "one pass, s": [point["pass cpu seconds"] for _, point in known],
         "run, s": [point["2x"]["cpu seconds"] for _, point in known],
@@ -270,12 +298,20 @@ def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequen
     for number, (size, point) in enumerate(known):
         passes = [round(point["2x"]["stages"][s] / point["pass seconds"], 1) for s in stages]
         seconds = (values[number] for values in columns.values())
-        rows.append((size, *seconds, point["2x"]["cpu passes"], *passes, point["GiB"]))
+        version = point.get("version", 1)
+        rows.append((size, version, *seconds, point["2x"]["cpu passes"], *passes, point["GiB"]))
     if len(known) > 1:
         sizes = [size for size, _ in known]
         fitted = [f"{fit_exponent(sizes, values):.2f}" for values in columns.values()]
-        rows.append(("exponent", *fitted, *["-"] * (len(stages) + 2)))
-    return table((name, *columns, "passes", *stages, "peak GiB"), rows)
+        rows.append(("exponent", "-", *fitted, *["-"] * (len(stages) + 2)))
+    return table((name, "version", *columns, "passes", *stages, "peak GiB"), rows)
+
+
+def many_table(point: Mapping[str, Any]) -> str:
+    """Return the costs of the run on thousands of images of 224 x 224."""
+    head = ("images", "peak GiB", "disk GiB", "one pass, s", "run, s", "passes", "notes")
+    names = ("GiB", "disk GiB", "pass cpu seconds", "cpu seconds", "cpu passes")
+    return table(head, [(MANY, *(point[name] for name in names), " ".join(point["notes"]))])
 
 
 def _percent(value: float | None) -> str:
@@ -288,8 +324,11 @@ def main(parts: Sequence[str]) -> None:
         return
     ledger = Ledger.open("scale")
     for case in dict.fromkeys([*NETWORKS, *COUNTS, *SIDES, *DEPTHS]):
-        if not parts or case.network in parts:
+        if not parts or {case.network, case.key} & set(parts):
             ledger.point(case.key, partial(measure_in_process, case))
+    if not parts or "many" in parts:
+        command = [sys.executable, "-m", "experiments.benchmarks.many_images", str(MANY)]
+        ledger.point(f"{MANY} images", lambda: _printed(command))
     if not parts or "layer" in parts:
         torch.set_num_threads(THREADS)
         for size in SWEEPS:
@@ -317,6 +356,8 @@ def sections(points: Points) -> list[str]:
         "## Depth, residual networks for CIFAR-10, 500 images",
         growth_table(points, DEPTHS, "layers", [6 * n + 2 for n in BLOCKS.values()]),
     ]
+    if f"{MANY} images" in points:
+        found += ["## Thousands of images", many_table(points[f"{MANY} images"])]
     if all(size in points for size in SWEEPS):
         found += ["## One layer", exponent_table(points)]
     return found

@@ -5,12 +5,14 @@ tables; with names of parts (curve, zoo, lenet, cifar10_resnet20, cifar10_resnet
 Needs ENTRIM_ASSETS.
 
 A network is pruned with several sets of fitting images. Its agreement with the original is then
-computed once on all test images, and hold-out images are drawn many times among those of the first
-half that it was not fitted on.
+computed once on all test images. Hold-out images are drawn many times: among those of the first
+half that it was not fitted on, to compare with the second half, and from a random half of all of
+them, to compare with the other half. Only in the second way are they drawn like the other images.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -19,8 +21,8 @@ from torch import Tensor, nn
 
 import entrim
 from entrim.allocation.allocate import BOTH, AllocationProblem, agreement_points
+from entrim.allocation.allocator import Selection
 from entrim.metrics import compare, lower_bound
-from entrim.pipeline import Selection
 from entrim.selection.base import ChannelSelection
 from experiments.benchmarks.cifar import REPORT, BenchmarkModel, accuracy
 from experiments.benchmarks.record import Ledger, check_line, has_weights, table, write
@@ -29,7 +31,7 @@ from experiments.datasets import load_cifar10, load_mnist
 from experiments.models import PRETRAINED, ZOO
 from experiments.normalization import MNIST
 
-NETWORKS = {"lenet": 10, "cifar10_resnet20": 4, "cifar10_resnet56": 1}
+NETWORKS = {"lenet": 10, "cifar10_resnet20": 3, "cifar10_resnet56": 1}
 """The number of sets of fitting images for each network."""
 FACTORS = (2, 3)
 HELD = (50, 200)
@@ -66,86 +68,134 @@ def predictions(model: nn.Module, images: Tensor) -> Tensor:
 
 def inside(same: Tensor, true: float, count: int) -> list[float]:
     """Return the mean reported agreement, and how often its interval contains the `true` one."""
-    tail = (1 - CONFIDENCE) / 2
+    drawn = [same[draw(len(same), count, split)].double() for split in range(SPLITS)]
+    hits = sum(contains(shares, true) for shares in drawn)
+    return [mean(float(shares.mean()) for shares in drawn), hits]
+
+
+def inside_of_half(same: Tensor, count: int) -> list[float]:
+    """Return the same, with hold-out images of a random half and the truth of the other half."""
     reported, hits = [], 0
     for split in range(SPLITS):
-        shares = same[draw(len(same), count, split)].double()
-        low, high = lower_bound(shares, 1 - tail), 1 - lower_bound(1 - shares, 1 - tail)
-        reported.append(float(shares.mean()))
-        hits += low <= true <= high
+        half, other = same[draw(len(same), len(same), split)].double().tensor_split(2)
+        reported.append(float(half[:count].mean()))
+        hits += contains(half[:count], float(other.mean()))
     return [mean(reported), hits]
+
+
+def contains(shares: Tensor, true: float) -> bool:
+    """Return whether the interval of the agreement of some images contains the `true` one."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = lower_bound(shares, 1 - tail), 1 - lower_bound(1 - shares, 1 - tail)
+    return low <= true <= high
 
 
 def path_of(pruner: entrim.Pruner) -> list[tuple[float, Selection]]:
     """Return the points that an agreement target tests: the share of MACs, and the channels."""
     problem = AllocationProblem(
-        costs=pruner.costs,
-        curves=pruner.curves,
+        costs=pruner.allocator.costs,
+        curves=pruner.allocator.curves,
         full_widths={group.name: group.channels for group in pruner.graph.groups},
-        min_widths={name: ranking.min_width for name, ranking in pruner.rankings.items()},
+        min_widths={name: ranking.min_width for name, ranking in pruner.allocator.rankings.items()},
     )
     points = agreement_points(problem, problem.greedy_path({}, then=BOTH))
     found = []
     for point in points:
         channels = {
             name: ChannelSelection(kept=ranking.kept(point.widths[name]), reason="")
-            for name, ranking in pruner.rankings.items()
+            for name, ranking in pruner.allocator.rankings.items()
         }
         found.append((point.costs["macs"] / problem.sizes["macs"], Selection(channels, {})))
     return found
 
 
-def measure_guarantee(
-    pruner: entrim.Pruner, same_as: Callable[[nn.Module], tuple[Tensor, float]]
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A network with a set of fitting images, and the test images that compare it."""
+
+    tested: BenchmarkModel
+    original: Tensor
+    """The predictions of the network on all test images."""
+    fitting: Tensor
+    held: Tensor
+    """Test images of the first half that are not fitting images."""
+    unseen: Tensor
+    """All test images that are not fitting images."""
+
+    @classmethod
+    def of(cls, tested: BenchmarkModel, number: int) -> "Sample":
+        """Return the network with one set of fitting images."""
+        pool = tested.test_images[POOL]
+        order = draw(len(pool), len(pool), number)
+        held = order[FITTING:]
+        second = torch.arange(REPORT.start, REPORT.stop)
+        original = predictions(tested.model, tested.test_images)
+        return cls(tested, original, pool[order[:FITTING]], held, torch.cat([held, second]))
+
+    def pruner(self) -> entrim.Pruner:
+        """Return a pruner that uses all fitting images."""
+        calibration = entrim.Calibration(holdout=0)
+        return entrim.Pruner(self.tested.model, self.fitting, calibration=calibration)
+
+    def same(self, small: nn.Module) -> tuple[Tensor, float]:
+        """Return where a network agrees with the original, and its agreement on `REPORT`."""
+        same = predictions(small.eval(), self.tested.test_images) == self.original
+        return same, float(same[REPORT].double().mean())
+
+
+def measure_coverage(sample: Sample) -> dict[str, Any]:
+    """Return the coverage of the reported agreement, with the truth of the second half."""
+    found: dict[str, Any] = {}
+    for factor, (same, test) in agreements(sample).items():
+        counts = {str(count): inside(same[sample.held], test, count) for count in HELD}
+        found[f"{factor}x"] = {"test": test, **counts}
+    return found
+
+
+def measure_halves(sample: Sample) -> dict[str, Any]:
+    """Return the coverage of the reported agreement on random halves of the test images."""
+    return {
+        f"{factor}x": {
+            "test": float(same[sample.unseen].double().mean()),
+            **{str(count): inside_of_half(same[sample.unseen], count) for count in HELD},
+        }
+        for factor, (same, _) in agreements(sample).items()
+    }
+
+
+def agreements(sample: Sample) -> dict[int, tuple[Tensor, float]]:
+    """Return where the network agrees with the original at every size, and how often."""
+    with sample.pruner() as pruner:
+        return {
+            factor: sample.same(pruner.prune(entrim.Budget(macs=1 / factor)).model)
+            for factor in FACTORS
+        }
+
+
+def measure_guarantee(sample: Sample) -> dict[str, Any]:
     """Return how often a guaranteed agreement holds over draws of hold-out images.
 
-    `same_as` returns where a network agrees on images for hold-out, and its agreement on test
-    images. The test of the points is that of the allocation.
+    The test of the points is that of the allocation.
     """
     tested: list[tuple[float, Tensor, float]] = [(1.0, torch.ones(0), 1.0)]
-    for macs, selection in path_of(pruner):
-        same, test = same_as(pruner.apply(selection).model.eval())
-        tested.append((macs, same, test))
-        if min(test, float(same.double().mean())) < GOAL - HOPELESS:
-            break
+    with sample.pruner() as pruner:
+        for macs, selection in path_of(pruner):
+            every, test = sample.same(pruner.apply(selection).model)
+            same = every[sample.held].double()
+            tested.append((macs, same, test))
+            if min(test, float(same.mean())) < GOAL - HOPELESS:
+                break
     holds, kept, agreements = 0, [], []
     for split in range(SPLITS):
         at = 0
         while at + 1 < len(tested):
             same = tested[at + 1][1]
-            shares = same[draw(len(same), max(HELD), split)].double()
-            if lower_bound(shares, CONFIDENCE) < GOAL:
+            if lower_bound(same[draw(len(same), max(HELD), split)], CONFIDENCE) < GOAL:
                 break
             at += 1
         macs, _, test = tested[at]
         holds, kept, agreements = holds + (test >= GOAL), [*kept, macs], [*agreements, test]
     return {"holds": holds, "macs": mean(kept), "agreement": mean(agreements)}
-
-
-def measure_coverage(tested: BenchmarkModel, number: int) -> dict[str, Any]:
-    """Return the coverage of the reported agreement and of the guaranteed agreement."""
-    pool = tested.test_images[POOL]
-    order = draw(len(pool), len(pool), number)
-    held = order[FITTING:]
-    original = predictions(tested.model, tested.test_images)
-
-    def same_as(small: nn.Module) -> tuple[Tensor, float]:
-        same = predictions(small, tested.test_images) == original
-        return same[held], float(same[REPORT].double().mean())
-
-    found: dict[str, Any] = {}
-    calibration = entrim.Calibration(holdout=0)
-    fitting = pool[order[:FITTING]]
-    with entrim.Pruner(tested.model, fitting, calibration=calibration) as pruner:
-        for factor in FACTORS:
-            small = pruner.prune(entrim.Budget(macs=1 / factor)).model.eval()
-            same, test = same_as(small)
-            found[f"{factor}x"] = {
-                "test": test,
-                **{str(count): inside(same, test, count) for count in HELD},
-            }
-        return {**found, "guarantee": measure_guarantee(pruner, same_as)}
 
 
 def measure_training(tested: BenchmarkModel) -> dict[str, Any]:
@@ -176,11 +226,16 @@ def measure_network(ledger: Ledger, name: str) -> None:
     """Measure one network with all sets of fitting images."""
     tested = load_model(name)
     tested.model.eval()
-    for number in range(NETWORKS[name]):
-        ledger.point(
-            f"{name} coverage {number}", lambda number=number: measure_coverage(tested, number)
-        )
     ledger.point(f"{name} training", lambda: measure_training(tested))
+    parts = {
+        "coverage": measure_coverage,
+        "halves": measure_halves,
+        "guarantee": measure_guarantee,
+    }
+    for part, measure in parts.items():
+        for number in range(NETWORKS[name]):
+            work = lambda n=number, m=measure: m(Sample.of(tested, n))  # noqa: E731
+            ledger.point(f"{name} {part} {number}", work)
 
 
 def measure_curve(ledger: Ledger) -> None:
@@ -245,11 +300,11 @@ def points_of(points: Points, start: str) -> list[Mapping[str, Any]]:
     return [point for key, point in points.items() if key.startswith(f"{start} ")]
 
 
-def coverage_section(points: Points) -> str:
-    """Return in how many splits the interval contains the agreement on test images."""
+def coverage_rows(points: Points, part: str) -> str:
+    """Return in how many splits the interval contains the agreement on other images."""
     rows, lines = [], []
     for name in NETWORKS:
-        found = points_of(points, f"{name} coverage")
+        found = points_of(points, f"{name} {part}")
         for factor in FACTORS if found else ():
             test = mean(point[f"{factor}x"]["test"] for point in found)
             for count in HELD:
@@ -264,11 +319,16 @@ def coverage_section(points: Points) -> str:
         "fewer MACs",
         "held out",
         "reported",
-        "test images",
+        "other images",
         "inside",
         "splits",
         "pruned networks",
     )
+    return "\n\n".join([table(header, rows), "\n".join(lines)])
+
+
+def coverage_section(points: Points) -> str:
+    """Return how often the interval contains the agreement on test images of the second half."""
     title = "## Reported agreement against the agreement on test images 5,000-9,999"
     note = (
         f"Every network is pruned with {FITTING} of the test images 0-4,999. The hold-out images "
@@ -276,14 +336,25 @@ def coverage_section(points: Points) -> str:
         "these splits. A split counts if the 95 % interval contains the agreement on test images "
         "5,000-9,999."
     )
-    return "\n\n".join([title, note, table(header, rows), "\n".join(lines)])
+    return "\n\n".join([title, note, coverage_rows(points, "coverage")])
+
+
+def halves_section(points: Points) -> str:
+    """Return the same where hold-out images and other images are drawn in the same way."""
+    title = "## The same on random halves of the test images"
+    note = (
+        "The test images that a network was not fitted on are divided at random for every split. "
+        "Hold-out images are taken from one half, and the agreement on the other one is the truth: "
+        "both are drawn in the same way, as the interval assumes."
+    )
+    return "\n\n".join([title, note, coverage_rows(points, "halves")])
 
 
 def guarantee_section(points: Points) -> str:
     """Return how often a guaranteed agreement holds on test images, and what it saves."""
     rows, lines = [], []
     for name in NETWORKS:
-        found = [point["guarantee"] for point in points_of(points, f"{name} coverage")]
+        found = points_of(points, f"{name} guarantee")
         if found:
             holds, splits = sum(point["holds"] for point in found), SPLITS * len(found)
             kept, agreement = (mean(p[key] for p in found) for key in ("macs", "agreement"))
@@ -357,7 +428,8 @@ def zoo_section(points: Points) -> str:
 
 SECTIONS: Sequence[tuple[str, Callable[[Points], str]]] = (
     ("coverage", coverage_section),
-    ("coverage", guarantee_section),
+    ("halves", halves_section),
+    ("guarantee", guarantee_section),
     ("training", training_section),
     ("curve", curve_section),
     ("zoo", zoo_section),

@@ -47,12 +47,19 @@ def add(subparsers: Any) -> ArgumentParser:
     parser.add_argument(
         "--methods", nargs="+", choices=list(METHODS), help="how rows are pruned (default: all)"
     )
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="of a table (default: all)")
     parser.add_argument("--networks", nargs="+", metavar="NAME", help="of a study (default: all)")
+    parser.add_argument(
+        "--variants", nargs="+", metavar="PATTERN", help="of a study, such as 'entropic*'"
+    )
     parser.add_argument(
         "--epochs",
         type=int,
         nargs="*",
         help="to train for, instead of the published ones; without a number, only prune",
+    )
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="train in bfloat16; test in float32"
     )
     parser.add_argument("--no-scratch", action="store_true", help="do not train from new weights")
     parser.add_argument(
@@ -83,13 +90,12 @@ def run(args: Namespace) -> int:
         methods=tuple(args.methods or METHODS),
         epochs=None if args.epochs is None else tuple(args.epochs),
         scratch=not args.no_scratch,
+        bfloat16=args.bfloat16,
         networks=tuple(args.networks) if args.networks else None,
+        rows=tuple(args.rows) if args.rows else None,
+        variants=tuple(args.variants) if args.variants else None,
     )
-    for option, given in (("--methods", args.methods), ("--no-scratch", args.no_scratch)):
-        if given and args.experiment not in EXPERIMENTS:
-            raise CommandError(f"{args.experiment} has no {option}: leave it out")
-    if args.networks and args.experiment in EXPERIMENTS:
-        raise CommandError(f"{args.experiment} has one network: leave --networks out")
+    _check_options(args)
     folder = args.work or work_folder()
     file = args.record
     if file is not None:
@@ -110,6 +116,18 @@ def run(args: Namespace) -> int:
             _write_record(file, report.to_json())
     print(report.to_json() if args.json else report.markdown(), flush=True)
     return 0
+
+
+def _check_options(args: Namespace) -> None:
+    """Raise an error for options that the experiment does not have."""
+    for option in ("methods", "no_scratch", "rows"):
+        if getattr(args, option) and args.experiment not in EXPERIMENTS:
+            name = option.replace("_", "-")
+            raise CommandError(f"{args.experiment} has no --{name}: leave it out")
+    if args.networks and args.experiment in EXPERIMENTS:
+        raise CommandError(f"{args.experiment} has one network: leave --networks out")
+    if args.variants and args.experiment not in STUDIES:
+        raise CommandError(f"{args.experiment} has no --variants: leave it out")
 
 
 def _write_record(file: Path, content: str) -> None:

@@ -14,6 +14,7 @@ import entrim
 from entrim.errors import EntrimError
 from experiments.errors import MissingPackageError
 from experiments.models import TrainedModel
+from experiments.paper.entropy_criteria import kernel_sparsity_and_entropy, output_entropy
 
 _LABELLED = 500
 """Number of labeled images for a gradient; other criteria use the same number without labels."""
@@ -95,6 +96,8 @@ CRITERIA: dict[str, Criterion] = {
     "torch-pruning's LAMP": _torch_pruning_criterion("LAMPImportance"),
     "torch-pruning's FPGM": _torch_pruning_criterion("FPGMImportance"),
     "torch-pruning's Taylor, with labels": taylor,
+    "entropy of filter outputs": output_entropy,
+    "KSE": kernel_sparsity_and_entropy,
 }
 """By the name in the table."""
 

@@ -13,7 +13,11 @@ Get = Callable[[RowResult], float | str | None]
 Results = Sequence[RowResult]
 _DECIMALS = {"parameters": 0, "FLOPs": 0}
 _QUANTITIES = {"FLOPs": "FLOPs; ours MACs", "size": "size, MB", "speedup": "speedup, batch of 4"}
-_TRAININGS = {"tuned": "fine tuned", "scratch": "from scratch"}
+_TRAININGS = {
+    "tuned": "fine tuned",
+    "scratch": "from scratch",
+    "by_epoch": "along one training from scratch",
+}
 _RAW = {"E1": 0.5, "E2": 1.5}
 """Percentage points by which the raw drop may differ from the paper's."""
 _TUNED, _DEFAULT, _CHANNELS = 0.3, 0.4, 1
@@ -33,7 +37,10 @@ class Lines:
     def of(self, row: Row, requested: Row) -> list[Line]:
         """Return the lines of one row, with published, requested and known epochs."""
         paper = Cell("-".join(map(str, row.widths.values())))
-        lines = [self._line(row, "channels kept", paper, lambda r: _widths(r, row))]
+        lines = [
+            self._line(row, "channels kept", paper, lambda r: _widths(r, row)),
+            self._line(row, "channels alive", EMPTY, lambda r: _alive(r, row)),
+        ]
         for name, cell in row.cells.items():
             if name == "accuracy":
                 lines += self._accuracy(row, "raw", cell, lambda r: _figure(r, "accuracy"))
@@ -87,6 +94,12 @@ def _widths(result: RowResult, row: Row) -> str | None:
     if result.pruned is None:
         return None
     return "-".join(str(result.pruned["widths"][group]) for group in row.widths)
+
+
+def _alive(result: RowResult, row: Row) -> str | None:
+    if not result.alive:
+        return None
+    return "-".join(str(result.alive[group]) for group in row.widths)
 
 
 def _figure(result: RowResult, name: str) -> float | None:

@@ -1,6 +1,6 @@
 """Networks of the studies, each with the rows in which it is pruned."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from experiments.paper.pruning import describe, size_at
 from experiments.paper.records import Point, PreviousRecord, label
 from experiments.paper.report import NOT_RUN
 from experiments.paper.reproduce import Options
-from experiments.paper.rows import Row, half_row, rows_of
+from experiments.paper.rows import EPS, Row, half_row, rows_of
 from experiments.work import NotFinishedError, Work
 
 
@@ -51,6 +51,27 @@ def last_row_panel(network: str, experiment: str, load: Callable[..., TrainedMod
     return Panel(network=network, load=load, rows=(named,), epochs=0)
 
 
+def whole_panel(network: str, load: Callable[..., TrainedModel], names: Sequence[str]) -> Panel:
+    """Return a network whose groups are all pruned, in rows that the paper does not have."""
+    rows = tuple(
+        Row(name=f"{network}, {name}", eps={"*": EPS}, widths={}, cells={}) for name in names
+    )
+    return Panel(network=network, load=load, rows=rows, epochs=0)
+
+
+def stream_panel(
+    network: str, load: Callable[..., TrainedModel], streams: Mapping[str, int]
+) -> Panel:
+    """Return a residual network with half the channels of its residual stream, by group."""
+    row = Row(
+        name=f"{network}, half of the residual stream",
+        eps=dict.fromkeys(streams, EPS),
+        widths={name: channels // 2 for name, channels in streams.items()},
+        cells={},
+    )
+    return Panel(network=network, load=load, rows=(row,), epochs=0)
+
+
 def requested_panels(panels: Sequence[Panel], options: Options) -> tuple[Panel, ...]:
     """Return the panels of the requested networks."""
     known = [panel.network for panel in panels]
@@ -78,7 +99,7 @@ def load_models(
         for seed in options.seeds:
             name = label(panel.network, seed)
             try:
-                trained = panel.load(work, seed, quick=options.quick)
+                trained = options.prepare(panel.load(work, seed, quick=options.quick))
                 described = describe(work, trained)
             except (NotFinishedError, DataError) as error:
                 if not previous.matching(network=panel.network, seed=seed):

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from entrim import (
 )
 from entrim.distillation.trainer import TrainingConfig
 from experiments.models import TrainedModel
+from experiments.paper.activations import live_channels
 from experiments.paper.criteria import CriterionScores
 from experiments.paper.rows import Row
 from experiments.paper.timing import measure_speedup
@@ -35,10 +37,12 @@ MIN_DECREASE = 3e-3
 """Where the paper's alternation stops. It names no figure; with this one two LeNets keep as many
 channels as it prints, and to convergence they keep fewer (`python -m experiments bench stop`)."""
 METHODS = {
-    "paper": "the paper's method and eps",
-    "widths": "the paper's method, at its widths",
+    "paper": "the paper's alternation and eps",
+    "widths": "widths of the paper, fast solver",
     "default": "our default, within its parameters",
 }
+"""The first is the published algorithm. The second keeps as many channels as the paper prints:
+`solve_k` finds them with increasing eps and the fast solver. Both use the entropic weights."""
 SparsifyOptions = Mapping[str, Any]
 """Keyword arguments of `entrim.sparsify`; the selector may be a `CriterionScores`."""
 
@@ -53,8 +57,11 @@ class RowResult:
     pruned: Point | None = None
     timing: Point | None = None
     """The speedup, and how it was measured."""
+    alive: Mapping[str, int] = field(default_factory=dict)
+    """Channels of the original network that are alive, by group; empty if they were not counted."""
     tuned: Mapping[int, float] = field(default_factory=dict)
     scratch: Mapping[int, float] = field(default_factory=dict)
+    by_epoch: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> "RowResult":
@@ -72,15 +79,24 @@ def describe(work: Work, trained: TrainedModel) -> Point:
     return {**described, "baseline": found["accuracy"], "origin": trained.origin}
 
 
+def count_alive(work: Work, trained: TrainedModel, rows: Sequence[Row]) -> Point:
+    """Return the number of channels of every group of the rows that are alive at all."""
+    groups = sorted({group for row in rows for group in row.eps})
+    name = f"{trained.network} seed {trained.seed} channels alive"
+    return work.point(
+        name,
+        {**_identity(trained), "groups": groups, "images": IMAGES},
+        lambda: {"alive": live_channels(trained.model, trained.images(IMAGES), groups)},
+    )["alive"]
+
+
 def measure_row(
     work: Work,
     trained: TrainedModel,
     row: Row,
     method: str,
-    tuned: tuple[int, ...],
-    scratch: tuple[int, ...],
 ) -> RowResult:
-    """Return the result of one row and method, as far as it may be run."""
+    """Return the result of one row and method, for its epochs, as far as it may be run."""
     name = _stage_name(trained, row, method)
     try:
         pruned, path = prune_row(work, trained, row, name, sparsify_options(trained, row, method))
@@ -89,15 +105,19 @@ def measure_row(
     small = entrim.load(trained.model, path).eval()
     new = reinitialize(small, trained.seed)
     training = Training(work, trained)
+    scratch = f"{trained.network} seed {trained.seed} from scratch"
     return RowResult(
         row=row.name,
         method=method,
         seed=trained.seed,
         pruned=pruned,
         timing=_timing(work, trained, name, small),
-        tuned=training.accuracies(f"{name} fine tuning", small, trained.fine_tuning, tuned),
-        scratch=training.accuracies(
-            f"{trained.network} seed {trained.seed} from scratch", new, trained.training, scratch
+        tuned=training.accuracies(
+            f"{name} fine tuning", small, trained.fine_tuning, tuple(row.tuned)
+        ),
+        scratch=training.accuracies(scratch, new, trained.training, tuple(row.scratch)),
+        by_epoch=training.by_epoch(
+            f"{scratch}, every epoch", new, trained.training, tuple(row.by_epoch)
         ),
     )
 
@@ -172,19 +192,48 @@ class Training:
         found = {}
         for count in sorted(epochs):  # a longer training may continue a shorter one
             one = config(count, self.trained.seed)
-            settings = {
-                **_identity(self.trained),
-                "start": model_fingerprint(model),
-                "config": asdict(one),
-            }
             try:
                 point = self.work.point(
-                    name, settings, lambda one=one: self._measure(name, model, one)
+                    name,
+                    self._settings(model, one),
+                    lambda one=one: self._measure(name, model, one),
                 )
             except NotFinishedError:
                 continue
             found[count] = point["accuracy"]
         return found
+
+    def by_epoch(
+        self,
+        name: str,
+        model: nn.Module,
+        config: Callable[[int, int], TrainingConfig],
+        epochs: tuple[int, ...],
+    ) -> dict[int, float]:
+        """Return the accuracy after some epochs of one training, the longest of them."""
+        if not epochs:
+            return {}
+        one, tested = config(max(epochs), self.trained.seed), self.trained
+        task = replace(
+            tested.task(),
+            holdout=lambda model: 100 - tested.accuracy(model),
+            identity=f"{tested.task().identity} tested every epoch",
+        )
+
+        def measure() -> Point:
+            done = self.work.train_with_history(name, model, task, one)
+            return {"accuracies": [100 - (wrong or 0.0) for _, wrong in done.history]}
+
+        try:
+            found = self.work.point(name, self._settings(model, one), measure)["accuracies"]
+        except NotFinishedError:
+            return {}
+        return {count: found[count - 1] for count in sorted(epochs)}
+
+    def _settings(self, model: nn.Module, config: TrainingConfig) -> dict[str, Any]:
+        settings = {**_identity(self.trained), "start": model_fingerprint(model)}
+        half = {"bfloat16": True} if self.trained.bfloat16 else {}
+        return {**settings, "config": asdict(config), **half}
 
     def train(self, name: str, model: nn.Module, config: TrainingConfig) -> nn.Module:
         """Return `model` after a training."""
@@ -276,7 +325,11 @@ def _prune(
     result.save(path)
     record = result.record
     return {
-        "widths": {group.name: len(group.kept) for group in record.groups if group.name in row.eps},
+        "widths": {
+            group.name: len(group.kept)
+            for group in record.groups
+            if any(fnmatchcase(group.name, pattern) for pattern in row.eps)
+        },
         "accuracy": trained.accuracy(result.model),
         "parameters": record.after.params,
         "sparsity": 100 * (1 - record.after.params / record.before.params),

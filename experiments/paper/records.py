@@ -12,7 +12,7 @@ FORMAT = 3
 """Of records. Since 2 a point describes its network; since 3 names are those of entrim 0.1."""
 Point = Mapping[str, Any]
 _REQUIRED = ("network", "seed", "baseline", "origin")
-_TRAININGS = ("tuned", "scratch")
+_TRAININGS = ("tuned", "scratch", "by_epoch")
 _SAME_NETWORK = ("widths", "parameters", "accuracy")
 
 

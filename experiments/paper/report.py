@@ -25,8 +25,6 @@ class Line:
     """The value that the paper must mean where it contradicts itself; ours is compared with it."""
     ours: Mapping[str, Sequence[float | str]]
     """By method; an empty sequence was not run."""
-    elsewhere: bool = False
-    """Whether the printed value is of another network, with which nothing can be compared."""
     decimals: int = 2
     seeds: int = 1
     """Number of seeds in the whole table."""
@@ -38,9 +36,7 @@ class Line:
             paper += f", must be {self.arithmetic.printed}"
         cells = [self.row, self.quantity, paper]
         for values in self.ours.values():
-            cells += (
-                ["-", ""] if self.elsewhere else [self._format(values), self._difference(values)]
-            )
+            cells += [self._format(values), self._difference(values)]
         return cells
 
     def _format(self, values: Sequence[float | str]) -> str:
@@ -75,6 +71,8 @@ class Report:
     """Titles of the methods or variants."""
     lines: tuple[Line, ...]
     checks: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    """Further Markdown below the table."""
     notes: tuple[str, ...] = ()
     """Remarks: shorter trainings, missing networks, where the weights come from."""
     measured: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
@@ -91,6 +89,7 @@ class Report:
         parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
         parts.append(table(header, [line.cells() for line in self.lines]))
         parts += ["\n".join(f"- {check}" for check in self.checks)] if self.checks else []
+        parts += self.sections
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> str:

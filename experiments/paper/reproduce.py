@@ -7,12 +7,21 @@ from entrim.errors import BadSettingError, DataError
 from experiments import models
 from experiments.models import TrainedModel
 from experiments.paper.lines import Lines, checks
-from experiments.paper.pruning import METHODS, RowResult, describe, measure_row, row_stage
+from experiments.paper.literature import literature
+from experiments.paper.pruning import (
+    METHODS,
+    RowResult,
+    count_alive,
+    describe,
+    measure_row,
+    row_stage,
+)
 from experiments.paper.published import Cell, tables
 from experiments.paper.records import NO_RECORD, Point, PreviousRecord, label, position_in
 from experiments.paper.report import NOT_RUN, Report
 from experiments.paper.rows import EMPTY, Row, rows_of
 from experiments.paper.timing import describe_duration, measure_seconds_per_image
+from experiments.training import has_bfloat16
 from experiments.work import NotFinishedError, Work
 
 QUICK_EPOCHS = 1
@@ -32,6 +41,17 @@ class Options:
     scratch: bool = True
     networks: tuple[str, ...] | None = None
     """Networks of a study to run; None for all."""
+    rows: tuple[str, ...] | None = None
+    """Rows of a table to run; None for all."""
+    variants: tuple[str, ...] | None = None
+    """Patterns of the variants of a study to run; None for all."""
+
+    bfloat16: bool = False
+    """Train in bfloat16."""
+
+    def prepare(self, trained: TrainedModel) -> TrainedModel:
+        """Return the network with the precision of its trainings."""
+        return replace(trained, bfloat16=self.bfloat16)
 
     @property
     def epoch_override(self) -> tuple[int, ...] | None:
@@ -39,6 +59,8 @@ class Options:
         return (QUICK_EPOCHS,) if self.quick and self.epochs is None else self.epochs
 
     def __post_init__(self) -> None:
+        if self.bfloat16 and not has_bfloat16():
+            raise BadSettingError("this CPU has no instructions for bfloat16: leave --bfloat16 out")
         if min(self.seeds, default=-1) < 0:
             raise BadSettingError(f"seeds must be non-negative integers, got {list(self.seeds)}")
         if min(self.epochs or (1,)) < 1:
@@ -69,8 +91,11 @@ class TableRun:
 
     def plan(self, options: Options) -> str:
         """Return what will be run, and the estimated time if nothing is finished yet."""
-        rows = [_with_epochs(row, options) for row in self.rows]
-        each = sum(max(row.tuned, default=0) + sum(row.scratch) for row in rows)
+        rows = self._requested(options)
+        each = sum(
+            max(row.tuned, default=0) + sum(row.scratch) + max(row.by_epoch, default=0)
+            for row in rows
+        )
         images = images_per_epoch(options)
         training = self.quick_training if options.quick else self.training
         epochs = (each * len(options.methods) + training) * len(options.seeds)
@@ -84,14 +109,17 @@ class TableRun:
 
     def run(self, work: Work, options: Options, previous: PreviousRecord = NO_RECORD) -> Report:
         """Return published and own results, after running what is not finished yet."""
-        rows = [_with_epochs(row, options) for row in self.rows]
+        rows = self._requested(options)
         new: list[Point] = []
         notes, run = quick_notes(options), set()
         for seed in options.seeds:
             name = label(self.network, seed)
             try:
-                trained = self.load(work, seed, quick=options.quick)
-                described = describe(work, trained)
+                trained = options.prepare(self.load(work, seed, quick=options.quick))
+                described = {
+                    **describe(work, trained),
+                    "alive": count_alive(work, trained, self.rows),
+                }
             except (NotFinishedError, DataError) as error:
                 if work.only_finished and previous.matching(seed=seed):
                     continue  # a record can be printed without its network
@@ -104,13 +132,13 @@ class TableRun:
             previous.check_same_network(described)
             stages = {
                 (row.name, method): row_stage(work, trained, row, method)
-                for row in rows
+                for row in self.rows
                 for method in (METHODS if previous.matching(seed=seed) else ())
             }
             previous, stale = previous.without_stale(described, ("row", "method"), stages)
             notes += stale
             results = (
-                measure_row(work, trained, row, method, tuple(row.tuned), tuple(row.scratch))
+                measure_row(work, trained, row, method)
                 for row in rows
                 for method in options.methods
             )
@@ -124,15 +152,24 @@ class TableRun:
             title=self.title,
             columns=tuple(METHODS.values()),
             lines=tuple(
-                line
-                for row, requested in zip(self.rows, rows, strict=True)
-                for line in lines.of(row, requested)
+                line for row in self.rows for line in lines.of(row, _with_epochs(row, options))
             ),
             checks=() if options.quick else checks(self.name, self.rows, found, baselines),
+            sections=literature(self.network, self.rows[-1].name, found, baselines),
             notes=(*notes, *previous.notes(run)),
             measured=points,
             quick=options.quick,
         )
+
+    def _requested(self, options: Options) -> list[Row]:
+        """Return the rows to run with their epochs."""
+        names = [row.name for row in self.rows]
+        if unknown := [name for name in options.rows or () if name not in names]:
+            raise BadSettingError(
+                f"{self.name} has no row {', '.join(unknown)}: name some of {', '.join(names)}"
+            )
+        requested = (row for row in self.rows if options.rows is None or row.name in options.rows)
+        return [_with_epochs(row, options) for row in requested]
 
     def _order(self, point: Point) -> tuple[int, int, int]:
         row = position_in([row.name for row in self.rows], point["row"])
@@ -147,8 +184,11 @@ def _with_epochs(row: Row, options: Options) -> Row:
             return published
         return {n: published.get(n, EMPTY) for n in options.epoch_override}
 
-    scratch = override(row.scratch) if options.scratch else {}
-    return replace(row, tuned=override(row.tuned), scratch=scratch)
+    new = {
+        name: override(getattr(row, name)) if options.scratch else {}
+        for name in ("scratch", "by_epoch")
+    }
+    return replace(row, tuned=override(row.tuned), **new)
 
 
 def quick_notes(options: Options) -> list[str]:
@@ -204,8 +244,6 @@ EXPERIMENTS = {
             network="ResNet18",
             accuracy="resnet18-results",
             load=models.resnet18,
-            training=models.RESNET18_EPOCHS,
-            quick_training=models.RESNET18_EPOCHS,
         ),
     )
 }

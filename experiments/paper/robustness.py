@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from experiments.normalization import Normalization
 from experiments.paper.panels import (
     Panel,
     half_resnet_panel,
+    last_row_panel,
     lenet_panel,
     load_models,
     requested_panels,
@@ -40,9 +41,11 @@ IMAGES = 1000
 STEPS = 10
 """Of PGD, each a quarter of the strength."""
 _BATCH = 250
+_SMALL = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255)
 STRENGTHS: dict[str, tuple[float, ...]] = {
     "LeNet": (0.05, 0.1, 0.2, 0.3),
-    "ResNet-20": (0.5 / 255, 1 / 255, 2 / 255, 4 / 255),
+    "ResNet-20": _SMALL,
+    "ResNet18": _SMALL,
 }
 """The largest change of a pixel between 0 and 1."""
 ATTACKS = ("FGSM", "PGD")
@@ -293,5 +296,6 @@ ROBUSTNESS = Robustness(
     panels=(
         lenet_panel("E1+fc-v2", epochs=10),
         half_resnet_panel("ResNet-20", models.resnet20),
+        replace(last_row_panel("ResNet18", "resnet18", models.resnet18), epochs=1),
     )
 )

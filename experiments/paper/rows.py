@@ -1,7 +1,7 @@
 """The rows of the paper's tables: pruned groups, penalties, epochs, printed values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -11,7 +11,8 @@ from experiments.paper.published import Cell, Table, disagreements, layer_of, ta
 
 EMPTY = Cell("")
 _LENET_EPOCHS = 10
-_EPS = 1e-4
+EPS = 1e-4
+"""The paper's strength of both terms on CIFAR-10."""
 _GROUP_EPOCHS, _FULL_EPOCHS = 10, 50
 
 
@@ -21,7 +22,7 @@ class Row:
 
     name: str
     eps: Mapping[str, float]
-    """eps_l2 and -eps_w of every group."""
+    """eps_l2 and -eps_w of every group, or of all by the pattern "*"."""
     widths: Mapping[str, int]
     """The channels that the paper keeps of them."""
     inner: tuple[str, ...] = ()
@@ -34,6 +35,8 @@ class Row:
     """The accuracy after fine tuning, by epochs."""
     scratch: Mapping[int, Cell] = field(default_factory=dict)
     """The accuracy of the same architecture, trained from new weights, by epochs."""
+    by_epoch: Mapping[int, Cell] = field(default_factory=dict)
+    """The accuracy along one training from new weights, the longest of these epochs."""
 
 
 def rows_of(experiment: str) -> tuple[Row, ...]:
@@ -60,7 +63,7 @@ def half_row(network: str) -> Row:
     }
     return Row(
         name=f"{network}, half of the inner channels",
-        eps=dict.fromkeys(inner, _EPS),
+        eps=dict.fromkeys(inner, EPS),
         widths={name: width // 2 for name, width in inner.items()},
         cells={},
     )
@@ -151,33 +154,23 @@ def _vgg_full() -> tuple[Row, ...]:
     return _vgg("conv_all", 1, 12), _vgg("conv_all+fc", 1, 13)
 
 
-def _vgg_over_epochs(table: str) -> Row:
-    """Return conv_all+fc with the epochs of `table` for fine tuning and for new weights."""
-    printed, row = tables()[table], _vgg("conv_all+fc", 1, 13)
-
-    def by_epochs(label: str) -> dict[int, Cell]:
-        if label not in printed.rows:
-            return {}
-        cells = zip(printed.columns, printed.rows[label], strict=True)
-        return {int(epochs): cell for epochs, cell in cells if epochs != "0"}
-
-    return Row(
-        name=row.name,
-        eps=row.eps,
-        widths=row.widths,
-        cells=row.cells,
-        arithmetic=row.arithmetic,
-        tuned=by_epochs("fine tune"),
-        scratch=by_epochs("scratch"),
-    )
+def _by_epochs(table: str, label: str) -> dict[int, Cell]:
+    """Return the accuracies of one row of a table whose columns are epochs."""
+    printed = tables()[table]
+    cells = zip(printed.columns, printed.rows[label], strict=True)
+    return {int(epochs): cell for epochs, cell in cells if epochs != "0"}
 
 
 def _vgg_epochs() -> tuple[Row, ...]:
-    return (_vgg_over_epochs("vgg16-epochs"),)
+    """Return conv_all+fc, fine tuned and from new weights: every number of epochs by itself."""
+    tuned, scratch = (_by_epochs("vgg16-epochs", label) for label in ("fine tune", "scratch"))
+    return (replace(_vgg("conv_all+fc", 1, 13), tuned=tuned, scratch=scratch),)
 
 
 def _vgg_scratch() -> tuple[Row, ...]:
-    return (_vgg_over_epochs("vgg16-scratch"),)
+    """Return conv_all+fc along one training from new weights, as the paper's columns look."""
+    along = _by_epochs("vgg16-epochs", "scratch") | _by_epochs("vgg16-scratch", "scratch")
+    return (replace(_vgg("conv_all+fc", 1, 13), tuned={}, by_epoch=along),)
 
 
 def _resnet() -> tuple[Row, ...]:

@@ -1,11 +1,13 @@
 """Studies beyond the paper: the number of images, and channels selected by other criteria."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import entrim
-from entrim import Widths
+from entrim import Budget, EntropicSelector, Reconstruction, Widths
+from entrim.errors import BadSettingError
 from experiments import models
 from experiments.models import TrainedModel
 from experiments.paper.criteria import CRITERIA, CriterionScores, NoCriterionError
@@ -17,9 +19,10 @@ from experiments.paper.panels import (
     load_models,
     requested_panels,
     same_size_options,
+    stream_panel,
+    whole_panel,
 )
 from experiments.paper.pruning import IMAGES, SparsifyOptions, Training, prune_row, stage_path
-from experiments.paper.published import tables
 from experiments.paper.records import NO_RECORD, Point, PreviousRecord, label, position_in
 from experiments.paper.report import Line, Report
 from experiments.paper.reproduce import Options, images_per_epoch, quick_notes
@@ -29,7 +32,19 @@ from experiments.work import NotFinishedError, Work
 
 COUNTS = (25, 50, 100, 250, 500, 1000, 2500, 10_000)
 SELECTORS = ("entropic", "greedy", "lasso", "random")
+_STAGES = ("collect", "select", "reconstruct")
 _ORIGINAL_WEIGHTS: dict[str, Any] = {"reconstruction": None}
+
+
+_SOLUTION: dict[str, Any] = {"reconstruction": Reconstruction(weights="solution")}
+_STREAMS = {"conv1": 64, "layer2.0.conv2": 128, "layer3.0.conv2": 256}
+"""The channels of the residual stream in the first three stages of ResNet18, by group."""
+_WHOLE: dict[str, Budget | Widths] = {
+    "ResNet18, half of all channels": Widths(0.5),
+    "ResNet18, a quarter of all channels": Widths(0.25),
+    "VGG-16, 36 % of the parameters": Budget(params=0.36),
+}
+"""Targets for all groups of a network, including the residual stream, by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +66,10 @@ class Study:
     title: str
     variants: tuple[Variant, ...]
     panels: tuple[Panel, ...]
-    published: tuple[str, ...] = ()
-    """Tables of other methods to print below."""
+    seconds: bool = False
+    """Whether the time of collecting, selecting and reconstructing is shown too."""
+    published: Mapping[str, str] = field(default_factory=dict)
+    """What others published, by row."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,8 +80,9 @@ class Study:
         """Return what will be run."""
         panels = requested_panels(self.panels, options)
         rows = sum(len(panel.rows) for panel in panels)
-        count = len(self.variants) * rows * len(options.seeds)
-        tuned = sum(v.tuned for v in self.variants) * len(options.seeds)
+        variants = self._requested(options)
+        count = len(variants) * rows * len(options.seeds)
+        tuned = sum(v.tuned for v in variants) * len(options.seeds)
         epochs = {
             p.network: tuned * len(p.rows) * max(p.tuning_epochs(options), default=0)
             for p in panels
@@ -74,7 +92,7 @@ class Study:
         trainings = ", ".join(f"{n} of {name}" for name, n in epochs.items() if n)
         return (
             f"{self.name}: {', '.join(panel.network for panel in panels)}; "
-            f"variants: {len(self.variants)}, rows: {rows}, seeds: "
+            f"variants: {len(variants)}, rows: {rows}, seeds: "
             f"{', '.join(map(str, options.seeds))}; {count} prunings of seconds to minutes each; "
             f"epochs of fine tuning: {trainings or 'none'}"
             + (f", {describe_duration(seconds)}" if trainings else "")
@@ -89,7 +107,7 @@ class Study:
             stages = self._stages(work, trained, panel) if previous.points else {}
             previous, stale = previous.without_stale(described, ("variant", "row"), stages)
             notes += stale
-            for variant in self.variants:
+            for variant in self._requested(options):
                 for row in panel.rows:
                     epochs = panel.tuning_epochs(options) if variant.tuned else ()
                     point = self._point(work, trained, variant, row, epochs)
@@ -106,6 +124,18 @@ class Study:
             measured=found.measured,
             quick=options.quick,
         )
+
+    def _requested(self, options: Options) -> list[Variant]:
+        """Return the variants to run."""
+        if options.variants is None:
+            return list(self.variants)
+        for pattern in options.variants:
+            if not any(fnmatchcase(variant.name, pattern) for variant in self.variants):
+                raise BadSettingError(
+                    f"{self.name} has no variant {pattern!r}: name some of "
+                    f"{', '.join(variant.name for variant in self.variants)}"
+                )
+        return [v for v in self.variants if any(fnmatchcase(v.name, p) for p in options.variants)]
 
     def _order(self, point: Point) -> tuple[int, int, int]:
         variant = position_in([variant.name for variant in self.variants], point["variant"])
@@ -158,19 +188,11 @@ class Study:
         return {**point, "pruned": pruned, "tuned": tuned}
 
     def _published_lines(self) -> list[Line]:
-        """Return the published results of other methods, on other networks, with fine tuning."""
-        return [
-            Line(
-                row=f"{method.replace('ours', 'the paper')}, {table.network}, as printed",
-                quantity=column,
-                paper=table.cell(method, column),
-                ours=dict.fromkeys(self.columns, ()),
-                elsewhere=True,
-            )
-            for table in map(tables().__getitem__, self.published)
-            for method in table.rows
-            for column in table.columns
-        ]
+        """Return what others published, if anything."""
+        if not self.published:
+            return []
+        shown = {column: [self.published.get(column, "-")] for column in self.columns}
+        return [Line(row="as published by others", quantity="drop, raw", ours=shown)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +218,27 @@ class _Results:
         epochs = sorted(requested.union(*(one.get("tuned", ()) for one in self.measured)))
         found = []
         for variant in self.study.variants:
-            found.append(self._line(variant, "raw", lambda p: p["pruned"]["accuracy"]))
+            found.append(self._drop(variant, "raw", lambda p: p["pruned"]["accuracy"]))
             for n in epochs if variant.tuned else ():
                 text = f"fine tuned {n} epoch{'s' * (n > 1)}"
-                found.append(self._line(variant, text, lambda p, n=n: p.get("tuned", {}).get(n)))
+                found.append(self._drop(variant, text, lambda p, n=n: p.get("tuned", {}).get(n)))
+            if self.study.seconds:
+                found.append(self._line(variant, "seconds", _seconds))
         return found
 
-    def _line(
+    def _drop(
         self, variant: Variant, text: str, get: Callable[[Mapping[str, Any]], float | None]
+    ) -> Line:
+        """Return the drop from the baseline of an accuracy."""
+
+        def drop(point: Mapping[str, Any]) -> float | None:
+            accuracy = get(point)
+            return None if accuracy is None else point["baseline"] - accuracy
+
+        return self._line(variant, f"drop, {text}", drop)
+
+    def _line(
+        self, variant: Variant, quantity: str, get: Callable[[Mapping[str, Any]], float | None]
     ) -> Line:
         ours: dict[str, Sequence[float | str]] = {}
         for column in self.study.columns:
@@ -213,11 +248,16 @@ class _Results:
                     continue
                 if "cannot" in one:
                     values.append(one["cannot"])
-                elif (accuracy := get(one)) is not None:
-                    values.append(one["baseline"] - accuracy)
+                elif (value := get(one)) is not None:
+                    values.append(value)
             ours[column] = values
         seeds = len({one["seed"] for one in self.measured})
-        return Line(row=variant.name, quantity=f"drop, {text}", ours=ours, seeds=seeds)
+        return Line(row=variant.name, quantity=quantity, ours=ours, seeds=seeds)
+
+
+def _seconds(point: Mapping[str, Any]) -> float:
+    """Return the time of the stages that depend on the number of images and the selector."""
+    return sum(point["pruned"]["seconds"].get(stage, 0.0) for stage in _STAGES)
 
 
 def _at_widths(row: Row) -> dict[str, Any]:
@@ -234,6 +274,15 @@ def _by_criterion(criterion: str, **more: Any) -> Callable[[TrainedModel, Row], 
         return {**_at_widths(row), "selector": scores, **more}
 
     return options
+
+
+def _by_coupling(coupling: str, **more: Any) -> Callable[[TrainedModel, Row], dict[str, Any]]:
+    selector = EntropicSelector(coupling=coupling)
+    return lambda _, row: {**_at_widths(row), "selector": selector, **more}
+
+
+def _label_free(_: TrainedModel, row: Row) -> dict[str, Any]:
+    return {"budget": _WHOLE[row.name]}
 
 
 def _variants() -> tuple[Variant, ...]:
@@ -256,10 +305,50 @@ STUDIES = {
             name="images",
             title="the number of unlabeled images, at the same widths",
             variants=tuple(
-                Variant(name=f"{count:,} images", options=_by_selector("greedy"), images=count)
+                Variant(
+                    name=f"{count:,} images{text}", options=_by_selector(selector), images=count
+                )
+                for selector, text in (("greedy", ""), ("entropic", ", entropic"))
                 for count in COUNTS
             ),
-            panels=(lenet_panel(epochs=0), half_resnet_panel("ResNet-56", models.resnet56)),
+            panels=(
+                lenet_panel(epochs=0),
+                half_resnet_panel("ResNet-56", models.resnet56),
+                last_row_panel("VGG-16", "vgg16-full", models.vgg16),
+                last_row_panel("ResNet18", "resnet18", models.resnet18),
+            ),
+            seconds=True,
+        ),
+        Study(
+            name="coupling",
+            title="several consumers of one group: one w for all, or the largest w",
+            variants=tuple(
+                Variant(name=f"{coupling}, {text}", options=_by_coupling(coupling, **weights))
+                for text, weights in (("entropic weights", _SOLUTION), ("rebuilt", {}))
+                for coupling in ("joint", "max")
+            ),
+            panels=(stream_panel("ResNet18", models.resnet18, _STREAMS),),
+        ),
+        Study(
+            name="labelfree",
+            title="published results without labels and without fine tuning",
+            variants=tuple(
+                Variant(name=f"entrim, {count} images", options=_label_free, images=count)
+                for count in (128, IMAGES)
+            ),
+            panels=(
+                whole_panel(
+                    "ResNet18",
+                    models.resnet18,
+                    ("half of all channels", "a quarter of all channels"),
+                ),
+                whole_panel("VGG-16", models.vgg16, ("36 % of the parameters",)),
+            ),
+            published={
+                "ResNet18, half of all channels": "23 (folding, repaired)",
+                "ResNet18, a quarter of all channels": "84.8 % left (GRAIL, second hand)",
+                "VGG-16, 36 % of the parameters": "0.54 (neuron merging)",
+            },
         ),
         Study(
             name="comparison",
@@ -271,7 +360,6 @@ STUDIES = {
                 last_row_panel("VGG-16", "vgg16-full", models.vgg16),
                 last_row_panel("ResNet18", "resnet18", models.resnet18),
             ),
-            published=("vgg16-comparison", "resnet18-comparison"),
         ),
     )
 }

@@ -43,3 +43,29 @@ def test_an_unknown_benchmark_is_misused(capsys: pytest.CaptureFixture[str]) -> 
         main(["bench", "nothing"])
     assert left.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+def test_trainings_are_plotted_as_drops_next_to_the_published_ones() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    from experiments.benchmarks.paper import draw_trainings
+
+    figure, axes = plt.subplots()
+    point = {
+        "method": "default",
+        "baseline": 92.0,
+        "tuned": {"10": 91.5, "1": 91.0},
+        "by_epoch": {},
+    }
+    draw_trainings(axes, [point, {**point, "method": "paper"}])
+    lines = {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
+    }
+    plt.close(figure)
+    assert set(lines) == {
+        "paper, fine tuned",
+        "paper, scratch",
+        "entrim, as many parameters, fine tuned",
+    }
+    assert lines["entrim, as many parameters, fine tuned"] == ([1, 10], [1.0, 0.5])
+    assert lines["paper, scratch"][0][-1] == 280
+    assert lines["paper, scratch"][1][-1] == pytest.approx(94.08 - 94.02)

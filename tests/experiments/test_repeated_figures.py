@@ -82,7 +82,7 @@ def test_the_last_epochs_of_fine_tuning_and_of_new_weights_are_those_that_are_co
     (tuned,), (new,) = rows_of("vgg16-epochs"), rows_of("vgg16-scratch")
     compared = tables()["vgg16-comparison"]
     assert tuned.tuned[max(tuned.tuned)] == compared.cell("ours", "accuracy")
-    assert new.scratch[max(new.scratch)] == compared.cell(OURS, "accuracy")
+    assert new.by_epoch[max(new.by_epoch)] == compared.cell(OURS, "accuracy")
 
 
 def test_strengths_that_are_printed_twice_are_the_same_in_both_places() -> None:

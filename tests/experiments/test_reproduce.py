@@ -15,6 +15,7 @@ from entrim import ProgressEvent, trace
 from entrim.errors import BadSettingError, SaveError
 from experiments.__main__ import main
 from experiments.models import ZOO
+from experiments.paper.activations import live_channels
 from experiments.paper.lines import checks
 from experiments.paper.pruning import RowResult, Training, size_at
 from experiments.paper.published import tables
@@ -283,13 +284,35 @@ def test_other_epochs_replace_what_a_row_has_and_add_nothing(
 ) -> None:
     requested: list[tuple[set[int], set[int]]] = []
 
-    def measure(
-        work: Work, trained: Any, row: Any, method: str, tuned: Any, scratch: Any
-    ) -> RowResult:
-        requested.append((set(tuned), set(scratch)))
+    def measure(work: Work, trained: Any, row: Any, method: str) -> RowResult:
+        requested.append((set(row.tuned), {*row.scratch, *row.by_epoch}))
         return RowResult(row=row.name, method=method, seed=0)
 
     monkeypatch.setattr("experiments.paper.reproduce.measure_row", measure)
+    monkeypatch.setattr("experiments.paper.reproduce.count_alive", lambda *_: {})
     replace(EXPERIMENTS[experiment], load=toy).run(Work(tmp_path), options)
     assert requested
     assert all(one == expected for one in requested)
+
+
+def test_bfloat16_needs_a_cpu_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("experiments.paper.reproduce.has_bfloat16", lambda: False)
+    with pytest.raises(BadSettingError, match="leave --bfloat16 out"):
+        Options(bfloat16=True)
+    monkeypatch.setattr("experiments.paper.reproduce.has_bfloat16", lambda: True)
+    assert Options(bfloat16=True).prepare(toy(Work(tmp_path))).bfloat16
+    assert not Options().prepare(toy(Work(tmp_path))).bfloat16
+
+
+def test_only_the_requested_rows_are_run(tmp_path: Path) -> None:
+    toys = replace(EXPERIMENTS["lenet-conv"], load=toy)
+    report = toys.run(Work(tmp_path), Options(epochs=(), methods=("paper",), rows=("E2",)))
+    assert [one["row"] for one in report.measured] == ["E2"]
+    alive = {
+        line.row: line.ours["paper"] for line in report.lines if line.quantity == "channels alive"
+    }
+    trained = toy(Work(tmp_path))
+    expected = live_channels(trained.model, trained.images(500), ["conv1"])["conv1"]
+    assert alive == {"E1": [], "E2": [str(expected)]}
+    with pytest.raises(BadSettingError, match="no row E3: name some of E1, E2"):
+        toys.run(Work(tmp_path), Options(rows=("E3",)))

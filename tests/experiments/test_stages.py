@@ -20,7 +20,7 @@ from experiments.paper.criteria import CriterionScores
 from experiments.paper.pruning import Training, describe, measure_row, prune_row
 from experiments.paper.reproduce import Options
 from experiments.paper.robustness import ROBUSTNESS
-from experiments.paper.rows import rows_of
+from experiments.paper.rows import EMPTY, rows_of
 from experiments.storage import model_fingerprint
 from experiments.training import SHIFT_AND_FLIP, reinitialize
 from experiments.work import Work
@@ -131,7 +131,8 @@ def test_fine_tuning_starts_at_the_pruned_network_and_scratch_at_new_weights(
     trainings: list[tuple[TrainingConfig, nn.Module]], tmp_path: Path
 ) -> None:
     trained = replace(toy(Work(tmp_path)), seed=3)
-    measure_row(Work(tmp_path), trained, ROW, "widths", (1,), (2,))
+    row = replace(ROW, tuned={1: EMPTY}, scratch={2: EMPTY})
+    measure_row(Work(tmp_path), trained, row, "widths")
     (path,) = tmp_path.glob("LeNet*/")
     pruned = entrim.load(trained.model, path)
     assert pruned.get_parameter("conv1.weight").shape == (8, 6, 5, 5)
@@ -140,6 +141,17 @@ def test_fine_tuning_starts_at_the_pruned_network_and_scratch_at_new_weights(
     assert training == trained.training(2, 3)
     assert weights(tuned) == weights(pruned)
     assert weights(new) == weights(reinitialize(pruned, 3)) != weights(pruned)
+
+
+def test_a_training_is_tested_along_its_epochs(tmp_path: Path) -> None:
+    training = Training(Work(tmp_path), toy(Work(tmp_path)))
+    new, config = reinitialize(training.trained.model, 0), training.trained.training
+    along = training.by_epoch("every epoch", new, config, (1, 3))
+    assert along == training.accuracies("apart", new, config, (1, 3))  # the rate is constant
+    finished = replace(training, work=Work(tmp_path, only_finished=True))
+    assert finished.by_epoch("every epoch", new, config, (2, 3)).keys() == {2, 3}
+    assert finished.by_epoch("every epoch", new, config, (4,)) == {}
+    assert finished.by_epoch("every epoch", new, config, ()) == {}
 
 
 def weights(model: nn.Module) -> str:

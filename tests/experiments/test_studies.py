@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import ProgressEvent, trace
+from entrim.errors import BadSettingError
 from experiments.__main__ import main
 from experiments.normalization import Normalization
 from experiments.paper import robustness
 from experiments.paper.criteria import CRITERIA, NoCriterionError
 from experiments.paper.panels import Panel, lenet_panel
-from experiments.paper.published import tables
 from experiments.paper.report import NOT_RUN
 from experiments.paper.reproduce import Options
 from experiments.paper.robustness import ROBUSTNESS, FromPixels, accuracy_under
@@ -36,20 +36,15 @@ def study(name: str, variants: list[str], panel: Panel) -> Study:
     return replace(complete, panels=(panel,), variants=some)
 
 
-def test_a_study_shows_every_row_beside_what_others_published(tmp_path: Path) -> None:
+def test_a_study_shows_every_row(tmp_path: Path) -> None:
     greedy = study("comparison", ["greedy, rebuilt"], on_toys("E1", "E2"))
     work = Work(tmp_path)
     report = greedy.run(work, Options())
-    ours, *others = report.lines
+    (ours,) = report.lines
     assert (ours.row, list(ours.ours)) == ("greedy, rebuilt", ["E1", "E2"])
     assert [one["pruned"]["widths"]["conv1"] for one in report.measured] == [8, 4]
     assert [one["baseline"] - one["pruned"]["accuracy"] for one in report.measured] == [
         value for values in ours.ours.values() for value in values
-    ]
-    assert {line.paper.printed for line in others} >= {"93.94%", "57.89%", "94.61%"}
-    assert all(cell in ("-", "") for line in others for cell in line.cells()[3:])
-    assert ("the paper, VGG-16, as printed", "parameters", "1.66e6") in [
-        tuple(line.cells()[:3]) for line in others
     ]
     assert greedy.run(replace(work, only_finished=True), Options()).lines == report.lines
 
@@ -79,8 +74,8 @@ def test_old_weights_stay_and_are_fine_tuned_alike(tmp_path: Path) -> None:
 
 
 def test_more_images_than_there_are_are_not_run(tmp_path: Path) -> None:
-    (line,) = study("images", ["10,000 images"], on_toys("E1")).run(Work(tmp_path), Options()).lines
-    assert line.cells()[3:] == [NOT_RUN, ""]
+    lines = study("images", ["10,000 images"], on_toys("E1")).run(Work(tmp_path), Options()).lines
+    assert [line.cells()[3:] for line in lines] == [[NOT_RUN, ""]] * 2
 
 
 def test_another_number_of_images_is_another_stage(tmp_path: Path) -> None:
@@ -234,9 +229,35 @@ def test_a_training_that_is_not_finished_is_not_handed_out(tmp_path: Path) -> No
         assert one.is_contiguous()
 
 
-def test_the_comparison_prunes_the_networks_that_others_published_on() -> None:
+def test_the_comparison_prunes_the_smallest_rows_of_the_paper() -> None:
     rows = {row.name: row for panel in STUDIES["comparison"].panels for row in panel.rows}
     assert [*rows][-2:] == ["VGG-16, conv_all+fc", "ResNet18, conv_all"]
     assert list(rows["ResNet18, conv_all"].widths.values()) == [122, 92, 228, 94, 110, 23]
-    networks = {tables()[name].network for name in STUDIES["comparison"].published}
-    assert networks <= {panel.network for panel in STUDIES["comparison"].panels}
+
+
+def test_only_the_requested_variants_are_run(tmp_path: Path) -> None:
+    two = study("comparison", ["greedy, rebuilt", "random, rebuilt"], on_toys("E2"))
+    report = two.run(Work(tmp_path), Options(variants=("greedy*",)))
+    assert [one["variant"] for one in report.measured] == ["greedy, rebuilt"]
+    assert [line.cells()[3] == "not run" for line in report.lines] == [False, True]
+    with pytest.raises(BadSettingError, match=r"no variant 'gready\*': name some of greedy"):
+        two.run(Work(tmp_path), Options(variants=("gready*",)))
+
+
+def test_seconds_are_shown_next_to_drops(tmp_path: Path) -> None:
+    images = study("images", ["25 images"], on_toys("E2"))
+    report = images.run(Work(tmp_path), Options())
+    drop, seconds = report.lines
+    spent = report.measured[0]["pruned"]["seconds"]
+    stages = [spent[stage] for stage in ("collect", "select", "reconstruct")]
+    assert (drop.quantity, seconds.quantity) == ("drop, raw", "seconds")
+    assert seconds.ours["E2"] == [pytest.approx(sum(stages))]
+
+
+def test_label_free_rows_stand_next_to_what_others_published(tmp_path: Path) -> None:
+    found, trained = STUDIES["labelfree"], toy(Work(tmp_path))
+    assert set(found.published) == set(found.columns)
+    rows = {row.name: row for panel in found.panels for row in panel.rows}
+    budgets = [found.variants[0].options(trained, row)["budget"] for row in rows.values()]
+    assert budgets == [entrim.Widths(0.5), entrim.Widths(0.25), entrim.Budget(params=0.36)]
+    assert [variant.images for variant in found.variants] == [128, 500]

@@ -39,14 +39,8 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Requested:
     """Let pruning lose 1 point, fine tuning 2, new weights 3, and seed 1 half a point more."""
     seen = Requested({}, {})
 
-    def measure(
-        _: Work,
-        trained: TrainedModel,
-        row: Row,
-        method: str,
-        tuned: tuple[int, ...],
-        scratch: tuple[int, ...],
-    ) -> RowResult:
+    def measure(_: Work, trained: TrainedModel, row: Row, method: str) -> RowResult:
+        tuned, scratch = tuple(row.tuned), tuple(row.scratch)
         seen.tuned[row.name, method], seen.scratch[row.name, method] = tuned, scratch
         left = BASELINES[trained.seed] - trained.seed / 2
         return RowResult(
@@ -66,6 +60,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Requested:
         lambda _, trained: {**described, "seed": trained.seed, "baseline": BASELINES[trained.seed]},
     )
     monkeypatch.setattr(reproduce, "measure_row", measure)
+    monkeypatch.setattr(reproduce, "count_alive", lambda *_: {})
     monkeypatch.setitem(EXPERIMENTS, "lenet-conv", replace(EXPERIMENTS["lenet-conv"], load=toy))
     return seen
 

@@ -12,7 +12,7 @@ from entrim.distillation.trainer import TrainingConfig, TrainingTask
 from experiments import models
 from experiments.datasets import Dataset
 from experiments.models import TrainedModel
-from experiments.training import cifar_growing, lenet_training
+from experiments.training import lenet_training
 from experiments.work import Work
 from tests.experiments.toys import toy
 
@@ -114,8 +114,7 @@ def test_the_cifar_networks_are_tested_on_test_images_also_when_quick(
     ]
     assert image_numbers(quick) == [range(2000), range(TEST, TEST + 1000), range(TEST, TEST + 1000)]
     assert full.network == quick.network == network
-    stages = [config for _, config in cifar_growing(3)] if network == "ResNet18" else []
-    assert trainings == [(count, config) for count in (50_000, 2000) for config in stages]
+    assert trainings == []
 
 
 def test_images_follow_from_the_seed_and_are_training_images(tmp_path: Path) -> None:

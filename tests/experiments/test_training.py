@@ -10,7 +10,6 @@ from experiments.normalization import Normalization
 from experiments.training import (
     accuracy,
     cifar_fine_tuning,
-    cifar_growing,
     cifar_training,
     classification_task,
     lenet_fine_tuning,
@@ -59,32 +58,21 @@ def test_the_cifar_networks_follow_a_cosine_from_a_tenth_to_nothing() -> None:
     assert cifar_fine_tuning(50).learning_rate == 1e-3
 
 
-def test_a_short_training_rises_and_falls_on_images_that_grow() -> None:
-    sides, configs = zip(*cifar_growing(), strict=True)
-    assert sides == tuple(sorted(sides))
-    assert sides[-1] == 32
-    for config in configs:
-        steps = [round(done * 10 * config.epochs) for done in (0.0, 0.1, 0.2, 0.6, 1.0)]
-        factors = [config.factor(step, 10) for step in steps]
-        assert factors == pytest.approx([0, 0.5, 1, 0.5, 0])
-
-
-def test_training_images_are_shrunk_to_means_and_validation_images_are_not() -> None:
-    seen: list[torch.Tensor] = []
-
-    class Recorder(ReadsThePixel):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(x)
-            return super().forward(x)
-
-    some = digits(20, wrong=0)
-    task = classification_task(some, some, PLAIN, side=2)
-    task.loss(Recorder(), torch.arange(20), torch.Generator())
-    task.holdout(Recorder())
-    means = PLAIN(some.images).view(20, 1, 2, 2, 2, 2).mean((3, 5))
-    assert torch.allclose(seen[0], means)
-    assert torch.equal(seen[1], PLAIN(some.images))
-    assert task.identity != classification_task(some, some, PLAIN).identity
+def test_bfloat16_is_a_training_of_its_own_and_close_to_float32() -> None:
+    torch.manual_seed(0)
+    some = Dataset(torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8), torch.arange(64) % 4)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    tasks = [classification_task(some, some, PLAIN, bfloat16=half) for half in (False, True)]
+    assert tasks[0].identity != tasks[1].identity
+    exact, rounded = (
+        task.loss(model, torch.arange(64), torch.Generator()).item() for task in tasks
+    )
+    assert 0 < abs(exact - rounded) < 0.01 * exact
+    done = [train(model, task, lenet_training(epochs=1)).model for task in tasks]
+    values = [[value.detach() for value in model.parameters()] for model in done]
+    for one, other in zip(*values, strict=True):
+        assert other.dtype == torch.float32
+        assert float((one - other).norm()) < 0.05 * float(one.norm())
 
 
 def test_plain_momentum_is_heavy_ball_and_not_nesterov() -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from entrim.pipeline import Pruner, sparsify
     from entrim.planning.estimate import RunEstimate, StageEstimate
     from entrim.records import Record
-    from entrim.results import SparsifyResult
+    from entrim.results import SparsifyResult, compare
     from entrim.selection.base import GroupStatistics, Selector
     from entrim.selection.baselines import Scores, select
     from entrim.selection.entropic import EntropicSelector
@@ -66,7 +66,7 @@ _HOMES = {
     "pipeline": ["Pruner", "sparsify"],
     "planning.estimate": ["RunEstimate", "StageEstimate"],
     "records": ["Record"],
-    "results": ["SparsifyResult"],
+    "results": ["SparsifyResult", "compare"],
     "selection.base": ["GroupStatistics", "Selector"],
     "selection.baselines": ["Scores", "select"],
     "selection.entropic": ["EntropicSelector"],
@@ -113,6 +113,7 @@ __all__ = [
     "Trial",
     "Widths",
     "apply_plan",
+    "compare",
     "distill",
     "load",
     "measure",

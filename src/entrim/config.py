@@ -1,10 +1,13 @@
 """Configuration values: targets and options. Each is validated when it is created."""
 
+import difflib
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -19,6 +22,9 @@ COUPLINGS = ("joint", "max")
 OUTPUT_KINDS = ("auto", "logits", "probabilities", "values")
 BATCH_SIZE = 64
 SCRATCH_LIMIT = 20 * 2**30
+WORKING_SHARE = 0.25
+"""Share of the memory limit for second moments while they are collected; data are stored in the
+rest."""
 HOLDOUT, MIN_HOLDOUT, MAX_HOLDOUT = 0.1, 50, 0.2
 """Hold-out images by default: this share, at least this number, at most this share."""
 SELECTION_HOLDOUT = 0.4
@@ -65,6 +71,81 @@ else:  # other types are refused here, with a remedy
     BatchToInputs = Number = object
 
 
+_Config = TypeVar("_Config", bound=type)
+_REMEDIES = {
+    "flops": "macs=, one multiply-accumulate is two FLOPs",
+    "gflops": "macs=, one multiply-accumulate is two FLOPs",
+    "parameters": "params=",
+    "size": "params= or bytes=",
+    "ratio": "params= or macs=",
+    "pruning_ratio": "params= or macs=, the fraction to keep",
+    "sparsity": "params= or macs=, the fraction to keep",
+    "accuracy": "agreement=, the share of equal predictions, which needs no labels",
+}
+"""Names from other libraries, and the limit of a budget that replaces them."""
+
+
+def _explain_arguments(config: _Config) -> _Config:
+    """Let a configuration value answer wrong arguments with a BadSettingError."""
+    create, name = config.__init__, config.__name__
+
+    @wraps(create)
+    def __init__(self: object, *values: object, **options: object) -> None:  # noqa: N807
+        known = [item.name for item in fields(config)]
+        if len(values) > sum(not item.kw_only for item in fields(config)):
+            names = ["macs"] if name == "Budget" else known
+            named = (f"{key}={value!r}" for key, value in zip(names, values, strict=False))
+            shown = ", ".join(map(repr, values))
+            raise BadSettingError(
+                f"{name}({shown}) does not name its values: pass entrim.{name}({', '.join(named)})"
+            )
+        for option in sorted(options.keys() - set(known)):
+            remedy = _REMEDIES.get(option) if name == "Budget" else None
+            near = difflib.get_close_matches(option, known, 1) or known
+            remedy = remedy or ", ".join(f"{one}=" for one in near)
+            raise BadSettingError(f"{name} has no parameter {option}=: pass {remedy}")
+        create(self, *values, **options)
+
+    config.__init__ = __init__
+    return config
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def explain_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function answer an unknown keyword with a BadSettingError that names its place."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        for option, value in options.items():
+            if option not in known:
+                raise BadSettingError(_unknown_option(option, value, list(known)))
+        return function(*args, **options)
+
+    return call
+
+
+def _unknown_option(option: str, value: object, known: Sequence[str]) -> str:
+    """Return the message for a keyword that belongs elsewhere, or nowhere."""
+    for config, place in (
+        (Budget, ""),
+        (Calibration, "calibration="),
+        (Reconstruction, "reconstruction="),
+        (EntropicPenalty, ""),
+    ):
+        if option in {item.name for item in fields(config)}:
+            example = f"{place}entrim.{config.__name__}({option}={value!r})"
+            return f"{option}= is an option of entrim.{config.__name__}: pass {example}"
+    if option in _REMEDIES:
+        return f"there is no parameter {option}=: pass an entrim.Budget with {_REMEDIES[option]}"
+    near = difflib.get_close_matches(option, known, 1) or [k for k in known if k != "self"]
+    return f"there is no parameter {option}=: pass {', '.join(f'{one}=' for one in near)}"
+
+
+@_explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Upper limits for the pruned network. If several are given, all must hold.
@@ -93,8 +174,9 @@ class Budget:
         Further costs, `{"energy": (cost, limit)}` with a `Cost` and its upper limit.
     round_to : int, default 1
         Widths are multiples of this number.
-    depth : bool, default False
-        Whether entire residual blocks may be removed, besides channels.
+    depth : bool or "auto", default "auto"
+        Whether entire residual blocks may be removed, besides channels. "auto" allows it if the
+        latency is limited: it costs one reconstruction for every block.
 
     Raises
     ------
@@ -117,7 +199,7 @@ class Budget:
     confidence: Number = 0.95
     costs: Mapping[str, tuple[Cost, float]] = field(default_factory=dict)
     round_to: int = 1
-    depth: bool = False
+    depth: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if not self.sizes and not self.costs and self.latency is None and not self.needs_holdout:
@@ -155,7 +237,12 @@ class Budget:
                     f"a number, under a name other than {', '.join(SIZES)}; got {pair!r}"
                 )
         _check_count("round_to", self.round_to)
-        _check_choice("depth", self.depth, (True, False))
+        _check_choice("depth", self.depth, ("auto", True, False))
+
+    @property
+    def removes_blocks(self) -> bool:
+        """Whether entire residual blocks may be removed."""
+        return self.latency is not None if self.depth == "auto" else self.depth
 
     @property
     def needs_holdout(self) -> bool:
@@ -177,6 +264,7 @@ class Budget:
         return sizes | {name: limit for name, (_, limit) in self.costs.items()}
 
 
+@_explain_arguments
 @dataclass(frozen=True, slots=True)
 class Widths:
     """The number of channels that each group keeps.
@@ -222,6 +310,7 @@ class Widths:
         return dict(self.widths)
 
 
+@_explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropicPenalty:
     """The entropy penalty of the paper, which determines both the kept channels and their number.
@@ -241,7 +330,7 @@ class EntropicPenalty:
         Stop when a step decreases the objective by less than this value.
     coupling : {"joint", "max"}, default "joint"
         "joint" solves for all consumers of a group together; "max" solves for each consumer
-        separately and uses the largest importance.
+        separately, uses the largest importance, and estimates the weights of each again.
     single_consumer : bool, default False
         Prune only channels that one layer produces and one layer consumes, as in the paper.
     round_to : int, default 1
@@ -295,6 +384,7 @@ class EntropicPenalty:
 Target = Budget | Widths | EntropicPenalty
 
 
+@_explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconstruction:
     """How the weights of the kept channels are refitted.
@@ -314,11 +404,22 @@ class Reconstruction:
     residual_correction : bool, default True
         A layer whose output is added to a skip connection also compensates for the change on that
         path. Applies to sequential order only.
+    relaxation : int, default 4
+        Number of further rounds in which a layer in front of a ReLU is refitted to relaxed targets:
+        where the original input of the ReLU is negative, only values above zero are errors. Applies
+        to sequential order with residual correction. 0 disables this.
     mirror : bool or "auto", default "auto"
-        Refit the layers on the images and on their mirror images. "auto" does so if mirroring
-        changes the outputs of the network by an error of at most 20 % of their variance, measured
-        on 128 of the images. Applies to sequential order and to networks whose only input is a
-        batch of images (images, channels, height, width).
+        Refit the layers on the images and on their mirror images, and with at most 250 images
+        select the channels on both, too. "auto" does so if mirroring changes the outputs of the
+        network by an error of at most 20 % of their variance, measured on 128 of the images.
+        Applies to sequential order and to networks whose only input is a batch of images (images,
+        channels, height, width).
+    mixtures : int or "auto", default "auto"
+        How many mixtures of each image with another one (mixup or CutMix) the layers are also
+        refitted on. "auto" adds as many as keep the number of images, every view counted, at 500 or
+        less; none with `batchnorm="reestimate"`. Applies to the same networks as `mirror`.
+        Images are mixed within a batch, so the weights depend on `Calibration(batch_size=...)`;
+        mixtures count as rows of a layer.
     batchnorm : {"keep", "reestimate"}, default "keep"
         "reestimate" replaces the running statistics of every BatchNorm after pruned layers by those
         of the calibration images. A BatchNorm that is called several times keeps its statistics.
@@ -328,7 +429,9 @@ class Reconstruction:
     order: str | None = None
     ridge: Number | None = None
     residual_correction: bool = True
+    relaxation: int = 4
     mirror: bool | Literal["auto"] = "auto"
+    mixtures: int | Literal["auto"] = "auto"
     batchnorm: str = "keep"
 
     def __post_init__(self) -> None:
@@ -337,6 +440,10 @@ class Reconstruction:
         _check_choice("batchnorm", self.batchnorm, ("keep", "reestimate"))
         _check_choice("residual_correction", self.residual_correction, (True, False))
         _check_choice("mirror", self.mirror, ("auto", True, False))
+        if self.mixtures != "auto" and (isinstance(self.mixtures, bool) or self.mixtures != 0):
+            _check_count("mixtures", self.mixtures)
+        if not isinstance(self.relaxation, int) or self.relaxation < 0:
+            raise BadSettingError(f"relaxation must be 0 or positive, got {self.relaxation!r}")
         ridge = 0 if self.ridge is None else self.ridge
         if not _is_number(ridge) or not 0 <= ridge < math.inf:
             raise BadSettingError(f"ridge must be 0 or positive, got {self.ridge!r}")
@@ -357,6 +464,7 @@ class Reconstruction:
         return self.refits and self.order != "independent"
 
 
+@_explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """How the calibration images are read and used.
@@ -386,7 +494,7 @@ class Calibration:
         minimum width; other widths are interpolated.
     sensitivity_images : int, optional
         Approximate number of images on which the sensitivity is measured. By default as many as
-        cost about six forward passes of all images, at least 100, and half of them at widths below
+        cost about four forward passes of all images, at least 50, and half of them at widths below
         0.3, where the divergence is large.
     n_positions : int, "auto" or None, default "auto"
         Number of random output positions per image used for the statistics and the reconstruction.
@@ -395,10 +503,13 @@ class Calibration:
         Number of bootstrap samples of the images on which the selection is repeated, to record the
         stability of the kept channels.
     memory_limit : int, default 4 GiB
-        Maximum number of bytes in memory, each for images of a loader, statistics and activations.
-        Data beyond the limit is written to disk.
+        Maximum number of bytes in memory for images of a loader, second moments and activations of
+        several batches together. Images take at most half of it. Data beyond the limit is written
+        to disk. The network, the activations of one batch, and the solution of one layer (about
+        four times its second moments) come on top.
     scratch_limit : int, default 20 GiB
-        Maximum number of bytes on disk.
+        Maximum number of bytes on disk. If the activations of all images exceed both limits, the
+        first layers are refitted on fewer images, and the record states which.
     scratch_dir : str or path, optional
         Folder for data on disk; by default the temporary folder, unless that is in memory.
     """
@@ -445,6 +556,11 @@ class Calibration:
             if value is not None and not callable(value):
                 raise BadSettingError(f"{name} must be callable, got {type(value).__name__}")
 
+    @property
+    def stored_memory(self) -> int:
+        """Bytes of memory for stored data: without what second moments need to be collected."""
+        return round(self.memory_limit * (1 - WORKING_SHARE))
+
     def holdout_size(self, images: int) -> int:
         """Return the number of hold-out images among `images`."""
         if self.holdout is None:
@@ -459,6 +575,7 @@ class Calibration:
         return min(count, images - 1)
 
 
+@_explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
     """How the pruned network is trained to reproduce the outputs of the original.
@@ -599,6 +716,22 @@ def list_patterns(patterns: Patterns) -> list[str]:
     if not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
         raise BadSettingError(f"patterns must be a string or a list of strings, got {patterns!r}")
     return list(found)
+
+
+def check_type(name: str, value: Any, expected_type: type) -> Any:
+    """Return a configuration value; raise an error if it has another type."""
+    if isinstance(value, expected_type) or (value is None and expected_type is Reconstruction):
+        return value
+    raise BadSettingError(
+        f"{name} must be an entrim.{expected_type.__name__}, got {type(value).__name__}"
+    )
+
+
+def check_seed(seed: object) -> int:
+    """Return a seed; raise an error if it is not one."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise BadSettingError(f"seed must be a non-negative integer, got {seed!r}")
+    return seed
 
 
 def _is_number(value: object) -> bool:

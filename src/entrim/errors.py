@@ -41,7 +41,14 @@ class TraceError(EntrimError, ValueError):
 
 
 class NothingToCutError(TraceError):
-    """All channels of the network are frozen, so none can be pruned."""
+    """All channels of the network are frozen, so none can be pruned.
+
+    `print(error.graph)` lists every frozen layer with its reason.
+    """
+
+    def __init__(self, message: str, graph: object = None) -> None:
+        super().__init__(message)
+        self.graph = graph
 
 
 class PlanError(EntrimError, ValueError):

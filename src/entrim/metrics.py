@@ -20,11 +20,14 @@ from entrim.graph.eager import (
     leaves,
     samples,
 )
-from entrim.records import Estimate
+from entrim.records import Estimate, Guarantee, Holdout
 
 Kind = Literal["logits", "probabilities", "values"]
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
+NEARLY_CONSTANT = 1e-6
+"""Variance of outputs, relative to their mean square, below which errors are relative to the
+latter: rounding errors would be large relative to the variance."""
 _LEAST = 1e-12
 """Smallest probability of a class."""
 MIRROR_ERROR = 0.2
@@ -33,6 +36,9 @@ its variance. CIFAR-10 networks trained with mirrored images have 0.04 to 0.10; 
 has 1.06."""
 MIRROR_IMAGES = 128
 """Number of images on which the invariance is measured."""
+LARGE_GAP, SMALL_ERROR = 2.0, 0.01
+"""A note explains an error on unseen images, above the second value, that is this many times the
+error on fitting images."""
 _MOST_IMAGES = 10**6
 """Largest number of images that is suggested."""
 
@@ -111,6 +117,8 @@ class Comparison:
     squared_errors: list[Tensor] = field(default_factory=list)
     squared_norms: list[Tensor] = field(default_factory=list)
     """Of the outputs of the original minus `origins`."""
+    powers: list[Tensor] = field(default_factory=list)
+    """Squared norms of the outputs of the original, without subtraction."""
     origins: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """Mean of every output over the first batch; subtracting it avoids cancellation.
 
@@ -138,6 +146,7 @@ class Comparison:
             self.sums[key] = self.sums.get(key, 0.0) + shifted.sum(0)
             self.counts[key] = self.counts.get(key, 0) + images
         self.squared_norms.append(_sum(norms))
+        self.powers.append(_sum([b.square().sum(1) for _, b in rows]))
 
     @property
     def images(self) -> int:
@@ -164,7 +173,10 @@ class Comparison:
         return _ratio(values, torch.ones_like(values))
 
     def error(self) -> Estimate | None:
-        """Return the squared error relative to the variance; None if the outputs are constant."""
+        """Return the squared error relative to the variance; None if the outputs are constant.
+
+        It is relative to a millionth of the mean square of outputs that vary less.
+        """
         if not self.images:
             return None
         means = [
@@ -175,6 +187,9 @@ class Comparison:
         spread = norms - sum(means)
         if float(spread.sum()) <= 1e-12 * float(norms.sum()):
             return None
+        least = NEARLY_CONSTANT * torch.cat(self.powers)
+        if float(spread.sum()) < float(least.sum()):
+            spread = least
         return _ratio(torch.cat(self.squared_errors), spread)
 
     def agreement_bound(self, confidence: float) -> "AgreementBound":
@@ -210,6 +225,45 @@ def compare(
     return found
 
 
+def holdout_record(
+    found: Comparison,
+    in_sample: float | None,
+    *,
+    recognized: bool,
+    selection_images: int,
+    guarantee: Guarantee | None,
+) -> Holdout:
+    """Return the record of a comparison on hold-out images.
+
+    `in_sample` is the error on the images that the weights were fitted on; `recognized` is whether
+    the kinds of the outputs were recognized.
+    """
+    return Holdout(
+        images=found.images,
+        outputs=found.kinds,
+        recognized=recognized,
+        agreement=found.agreement(),
+        divergence=found.divergence(),
+        error=found.error(),
+        selection_images=selection_images,
+        guarantee=guarantee,
+        note=_overfitting_note(in_sample, found.error()),
+    )
+
+
+def _overfitting_note(in_sample: float | None, unseen: Estimate | None) -> str | None:
+    """Return the explanation of a much larger error on unseen images."""
+    if in_sample is None or unseen is None:
+        return None
+    if unseen.low < SMALL_ERROR or LARGE_GAP * in_sample >= unseen.low:
+        return None
+    return (
+        f"the error is {in_sample:.1%} on the images that the weights were fitted on, but "
+        f"{unseen.value:.1%} on unseen images, because the weights are fitted too closely: "
+        "pass more images, a larger ridge, or a milder target"
+    )
+
+
 def is_image(value: object) -> bool:
     """Return whether an input is a batch of images: floating-point, with four dimensions."""
     return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
@@ -242,6 +296,31 @@ def mirror_error(
                 break
     errors = [error.value for one in found if (error := one.error()) is not None]
     return max(errors, default=None)
+
+
+def mirroring_helps(
+    model: nn.Module,
+    batches: Sequence[ExampleInputs],
+    kinds: tuple[Kind, ...],
+    requested: bool | Literal["auto"],
+) -> tuple[bool, str | None]:
+    """Return whether a network is refitted on mirror images too, and a note if it was measured."""
+    if requested is False or not is_image(batches[0]):
+        if requested is True:
+            raise BadSettingError(
+                "mirror=True needs a network whose only input is a batch of images (images, "
+                "channels, height, width): leave mirror out"
+            )
+        return False, None
+    if requested is True:
+        return True, None
+    error = mirror_error(model, batches, kinds)
+    if error is None or not error <= MIRROR_ERROR:
+        return False, None
+    return True, (
+        "the layers are also refitted on mirror images, because mirroring changes the "
+        f"outputs by only {error:.1%} (mirror=False disables this)"
+    )
 
 
 def lower_bound(shares: Tensor, confidence: float) -> float:

@@ -47,6 +47,8 @@ class LayerRecord:
     columns: int
     error: float
     """Squared error of the kept outputs, relative to their variance."""
+    images: int | None = None
+    """The number of images, mirror images included, if it is not that of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ class TradeOff:
     """Sum over groups of the divergence of the outputs if only this group is pruned."""
     selected: bool
     """Whether these widths were selected."""
+    widths: tuple[int, ...] = ()
+    """The width of every group in `Record.groups`, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +266,15 @@ class Record:
     """Time of the end of the run: UTC, ISO 8601, to the second."""
     removed_blocks: tuple[str, ...] = ()
     """Residual blocks that were replaced by an identity."""
+    pruned: str | None = None
+    """Checksum of all tensors of the pruned network, when the figures were measured."""
+
+    def __repr__(self) -> str:
+        return f"<Record of {self.model}, pruned with {self.images} images: print it for a table>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the table in IPython and notebooks."""
+        printer.text(str(self))
 
     def to_json(self) -> str:
         """Return the record as JSON."""

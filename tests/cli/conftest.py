@@ -123,7 +123,7 @@ def command(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
 
     def run(

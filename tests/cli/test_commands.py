@@ -50,7 +50,7 @@ def test_run_is_saved_with_report_and_summary(workshop: Path, half_result: Comma
 
 
 def test_progress_goes_to_stderr_without_colors(half_result: CommandResult) -> None:
-    assert "trace: 2 of 2" in half_result.err
+    assert "trace: 3 of 3" in half_result.err
     assert "reconstruct" not in half_result.out
     assert "\x1b" not in half_result.out + half_result.err
     assert "\r" not in half_result.err

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import entrim
 from entrim.callbacks import ProgressEvent
 from entrim.cli import distill as distill_command
-from entrim.cli.console import ProgressDisplay
 from entrim.cli.main import main
 from entrim.cli.run_dir import read_source
+from entrim.display.bars import ProgressDisplay
 from entrim.report.report_data import read
 from entrim.storage.model_folder import CHECKPOINT
 from tests.cli.conftest import Command, trained_network

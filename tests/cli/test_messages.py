@@ -18,7 +18,7 @@ KINDS = "are different kinds of targets: pass either a budget (--params,"
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--params", "10"), "or prune more groups (--include, --exclude)"),
+        (("--params", "1%"), "or prune more groups (--include, --exclude)"),
         (
             ("--params", "50%", "--max-error", "1e-9", "--holdout", "0"),
             "--max-error 1e-09 contradicts the rest",

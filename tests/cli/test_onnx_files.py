@@ -15,7 +15,7 @@ from tests.cli.conftest import Command, assert_refused
 from tests.onnx.files import export
 
 
-def test_an_onnx_file_is_inspected_pruned_distilled_and_compared(
+def test_an_onnx_file_is_inspected_pruned_distilled_compared_and_reported(
     command: Command, workshop: Path
 ) -> None:
     x = torch.from_numpy(np.load(workshop / "x.npy"))
@@ -29,7 +29,10 @@ def test_an_onnx_file_is_inspected_pruned_distilled_and_compared(
     assert json.loads(done.out)["onnx"] == "small/pruned.onnx"
     better = command("distill", "small", "--epochs", "1", *how, "better")
     assert better.code == 0, better.err
-    assert command("compare", "small", "better").code == 0
+    assert "net.onnx" in command("compare", "small", "better").out
+    (workshop / "small" / "report.html").unlink()
+    assert command("report", "small").code == 0
+    assert "net.onnx" in (workshop / "small" / "report.html").read_text()
     for folder in ("small", "better"):
         small = entrim.load(entrim.onnx.load(workshop / "net.onnx"), workshop / folder)
         session = onnxruntime.InferenceSession(str(workshop / folder / "pruned.onnx"))
@@ -44,3 +47,6 @@ def test_unreadable_files_are_refused(
     if content is not None:
         (workshop / "odd.onnx").write_bytes(content)
     assert_refused(command("inspect", "odd.onnx", "--shape", "1,8,8"), part)
+    words = ("--images", "x.npy", "--width", "0.5", "--out", "nothing")
+    assert_refused(command("sparsify", "odd.onnx", *words), part)
+    assert not (workshop / "nothing").exists()

@@ -87,13 +87,14 @@ PENALTY = "--solver alternating --min-decrease 3e-3 --single-consumer --coupling
         ),
         (
             "--order independent --ridge 0 --no-residual-correction --no-mirror "
-            "--batchnorm reestimate",
+            "--mixtures 0 --batchnorm reestimate",
             {
                 "reconstruction": entrim.Reconstruction(
                     order="independent",
                     ridge=0.0,
                     residual_correction=False,
                     mirror=False,
+                    mixtures=0,
                     batchnorm="reestimate",
                 )
             },

@@ -14,8 +14,8 @@ import entrim
 from entrim import config
 from entrim.callbacks import ProgressEvent
 from entrim.cli import sparsify as sparsify_command
-from entrim.cli.console import ProgressDisplay
 from entrim.cli.main import main
+from entrim.display.bars import ProgressDisplay
 from entrim.report.report_data import read
 from entrim.storage.checkpoint import UNFINISHED
 from entrim.storage.model_folder import CHECKPOINT

@@ -8,8 +8,8 @@ import pytest
 
 from entrim.callbacks import ProgressEvent
 from entrim.cli import search as search_command
-from entrim.cli.console import ProgressDisplay
 from entrim.cli.main import main
+from entrim.display.bars import ProgressDisplay
 from entrim.hpo.search import remove_unused
 from entrim.storage import atomic
 from tests.cli.conftest import Command

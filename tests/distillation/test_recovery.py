@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import entrim
 from entrim.calibration.data import read_images
+from entrim.calibration.mixture import Mixture
 from entrim.calibration.tensor_store import Scratch, TensorStore
-from entrim.distillation.augment import Augmentation, Mixture
+from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import DistillationLoss
 from entrim.errors import BadImagesError
 from entrim.metrics import MIRROR_ERROR, compare, mirror_error
@@ -111,6 +112,17 @@ def test_a_training_without_gain_returns_the_network_before_it_and_says_so(
     assert (done.before, done.after, done.best, done.epochs) == (0, 0, 0, 12)
     assert str(done).endswith("and nothing was gained: the network is unchanged")
     assert values(same.model) == values(pruned.model)
+
+
+def test_a_training_that_makes_the_network_worse_returns_the_one_before_it(
+    pruned: entrim.SparsifyResult,
+) -> None:
+    wild = entrim.distill(pruned, distillation=replace(SHORT, epochs=2, learning_rate=30.0))
+    done = wild.record.distilled
+    assert done is not None
+    assert not done.gained
+    assert done.best == 0
+    assert values(wild.model) == values(pruned.model)
 
 
 def test_a_guarantee_does_not_survive_the_training() -> None:

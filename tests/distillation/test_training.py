@@ -114,7 +114,7 @@ def test_events_contain_epoch_loss_and_remaining_time() -> None:
             {"return_state": "first"},
             "return_state must be one of 'best', 'last', 'better', got 'first'",
         ),
-        ({"schedule": "saw"}, "schedule must be one of 'constant', 'cosine', 'steps', 'one cycle'"),
+        ({"schedule": "saw"}, "schedule must be one of 'constant', 'cosine', 'steps'"),
         ({"mode": "test"}, "mode must be one of 'train', 'eval', got 'test'"),
     ],
 )

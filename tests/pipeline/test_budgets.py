@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim import pipeline, results
+from entrim import results
+from entrim.allocation import allocator
 from entrim.allocation.sensitivity import interpolate, measured_widths, output_change
 from entrim.errors import (
     BudgetError,
@@ -144,7 +145,7 @@ def fake_measure(seconds: float, deviation: float = 0.0) -> Any:
 
 
 def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "measure", fake_measure(1e-9))
+    monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(1e-9))
     model = residual()
     full = entrim.measure(model, X[:4], repeats=2).macs
@@ -162,7 +163,7 @@ def test_a_finished_network_above_the_latency_is_reported_with_both_measurements
 ) -> None:
     model = residual()
     limit = 1e-9 * 0.5 * entrim.measure(model, X[:4], repeats=2).macs
-    monkeypatch.setattr(pipeline, "measure", fake_measure(1e-9))
+    monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(1.2e-9, deviation * limit))
     with pytest.warns(LatencyWarning, match=f"is {word} the noise") as caught:
         r = entrim.sparsify(model, X, entrim.Budget(latency=limit))
@@ -179,7 +180,7 @@ def test_a_finished_network_within_the_latency_is_not_reported(
 ) -> None:
     model = residual()
     full = 1e-9 * entrim.measure(model, X[:4], repeats=2).macs
-    monkeypatch.setattr(pipeline, "measure", fake_measure(1e-9))
+    monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(0.9e-9))
     r = entrim.sparsify(model, X, entrim.Budget(latency=0.5 * full))
     assert r.record.notes == ()

@@ -58,7 +58,7 @@ def test_the_predicted_sizes_without_a_block_are_exact() -> None:
         widths |= {"3.conv1": 0, "3.conv2": 0}
         plan = Plan({}, removed_blocks=["3"])
         cost = entrim.measure(entrim.apply_plan(net, plan, IMAGES[:4]), IMAGES[:4])
-        found = pruner.costs.at(widths)
+        found = pruner.allocator.costs.at(widths)
     assert {kind: round(found[kind]) for kind in ("params", "macs", "bytes")} == {
         "params": cost.params,
         "macs": cost.macs,
@@ -93,12 +93,12 @@ def test_a_network_without_a_block_can_be_exported(result: entrim.SparsifyResult
 def test_the_reconstruction_compensates_for_a_removed_block() -> None:
     net = network(Bottleneck(6), Bottleneck(6), Bottleneck(6))
     with entrim.Pruner(net, IMAGES, calibration=entrim.Calibration(holdout=0)) as pruner:
-        fitted = pruner.removable_blocks["4"].divergence
+        fitted = pruner.allocator.removable_blocks["4"].divergence
     plain = entrim.Pruner(
         net, IMAGES, reconstruction=None, calibration=entrim.Calibration(holdout=0)
     )
     with plain:
-        assert fitted < plain.removable_blocks["4"].divergence
+        assert fitted < plain.allocator.removable_blocks["4"].divergence
 
 
 def problem(divergence: float) -> AllocationProblem:
@@ -145,7 +145,7 @@ def test_seconds_of_a_layer_are_linear_in_its_weight_and_vanish_with_its_block()
     narrow = {**full, "3.conv1": 1}
     with entrim.Pruner(net, IMAGES) as pruner:
         times = [OperationTimes({"3.conv1.weight": s}, {"3": 0.5, "": 2.0}) for s in (4.0, 1.0)]
-        costs = with_latency(pruner.costs, graph, times[0], times[1], narrow)
+        costs = with_latency(pruner.allocator.costs, graph, times[0], times[1], narrow)
     assert costs.at(full)["seconds"] == pytest.approx(6.5)
     assert costs.at(narrow)["seconds"] == pytest.approx(3.5)
     assert costs.at({**full, "3.conv1": 0, "3.conv2": 0})["seconds"] == pytest.approx(2.0)
@@ -161,3 +161,10 @@ def test_the_times_of_operations_name_weights_and_modules() -> None:
 def test_without_depth_no_block_is_removed() -> None:
     net: nn.Module = network(Bottleneck(6), Bottleneck(6))
     assert entrim.sparsify(net, IMAGES, entrim.Budget(macs=0.7)).plan.removed_blocks == ()
+
+
+def test_blocks_may_be_removed_by_default_if_the_latency_is_limited() -> None:
+    assert entrim.Budget(latency=1.0, macs=0.5).removes_blocks
+    assert not entrim.Budget(latency=1.0, depth=False).removes_blocks
+    assert not entrim.Budget(macs=0.5).removes_blocks
+    assert entrim.Budget(macs=0.5, depth=True).removes_blocks

@@ -142,7 +142,7 @@ def test_a_large_gap_is_explained() -> None:
             few,
             entrim.Widths(0.4),
             calibration=calibration,
-            reconstruction=entrim.Reconstruction(ridge=1e-10),
+            reconstruction=entrim.Reconstruction(ridge=1e-10, mixtures=0),
         )
     holdout = r.record.holdout
     assert holdout is not None
@@ -212,7 +212,7 @@ def test_distillation_measures_the_figures_again_on_the_same_number_of_images() 
 def test_an_error_is_selected_on_one_half_and_measured_on_the_other() -> None:
     with entrim.Pruner(chain(), X, calibration=entrim.Calibration(holdout=120)) as pruner:
         r = pruner.prune(entrim.Budget(max_error=0.3))
-        first, second = (half.batch(slice(None)) for half in pruner._holdout_halves())
+        first, second = (half.batch(slice(None)) for half in pruner.holdout_images.halves())
     holdout = r.record.holdout
     assert holdout is not None
     assert (holdout.images, holdout.selection_images) == (60, 60)

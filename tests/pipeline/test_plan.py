@@ -44,10 +44,10 @@ def test_nothing_is_collected_and_at_most_three_batches_run(
     batches: list[int] = []
     run = executor.Execution.run
 
-    def count(self: executor.Execution, place: int, batch: int) -> None:
+    def count(self: executor.Execution, place: int, batch: int, stop: int = 0) -> None:
         if place == 0:
             batches.append(batch)
-        run(self, place, batch)
+        run(self, place, batch, stop)
 
     def refuse(*_: object) -> None:
         raise AssertionError("statistics were collected")

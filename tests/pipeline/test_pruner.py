@@ -15,7 +15,7 @@ from entrim.calibration import collect
 from entrim.calibration.executor import Execution
 from entrim.errors import BadImagesError, BadSettingError, BudgetError, RolledBackWarning
 from entrim.graph.tracer import RULES, OpCall, Result
-from entrim.reconstruction import sequential
+from entrim.reconstruction.sequential import LayerTask
 from entrim.selection import elimination
 from tests.callbacks import Recorder, StopAt, StopError
 from tests.pipeline.networks import chain, images, residual
@@ -103,9 +103,13 @@ class TestSeveralTargets:
         with entrim.Pruner(residual(), MANY, calibration=SPLIT) as pruner:
             selection = pruner.select(TARGETS["size"])
             pruned = pruner.apply(selection)
-            assert set(pruner.rankings) == set(pruner.curves) == set(selection.channels)
+            assert (
+                set(pruner.allocator.rankings)
+                == set(pruner.allocator.curves)
+                == set(selection.channels)
+            )
             for name, found in selection.channels.items():
-                assert found.kept == pruner.rankings[name].kept(len(found.kept))
+                assert found.kept == pruner.allocator.rankings[name].kept(len(found.kept))
         assert pruned.plan.kept == separate["size"].plan.kept
 
     def test_each_record_contains_its_own_times(self) -> None:
@@ -158,12 +162,13 @@ class TestReusedWork:
         wrap(Execution, "run", note_operation)
         wrap(elimination, "elimination_order", count("ranking"))
         wrap(collect, "_watch", count("collection"))
-        wrap(sequential, "_refit", count("refit"))
+        wrap(LayerTask, "run", count("refit"))
         wrap(SensitivityAnalyzer, "_change", count("sensitivity"))
         return found
 
     def test_another_size_costs_only_its_reconstruction(self, work: Work) -> None:
-        with entrim.Pruner(residual(), X, calibration=ALL) as pruner:
+        plain = entrim.Reconstruction(mixtures=0)
+        with entrim.Pruner(residual(), X, calibration=ALL, reconstruction=plain) as pruner:
             pruner.prune(entrim.Budget(params=0.7))
             groups, batches = len(pruner.graph.groups), len(pruner.statistics.forward.batches)
             operations = len(pruner.statistics.forward.programs[0].nodes)
@@ -409,15 +414,17 @@ class TestCalibration:
         self, batch_size: int, batches: int
     ) -> None:
         recorder, target = Recorder(), entrim.Widths(0.5)
+        unmixed = entrim.Reconstruction(mixtures=0)  # images are mixed within their batch
         result = entrim.sparsify(
             residual(),
             X,
             target,
             calibration=entrim.Calibration(batch_size=batch_size, holdout=0),
+            reconstruction=unmixed,
             callbacks=[recorder],
         )
         assert {event.total for event in recorder.in_stage("collect")} == {batches}
-        expected = entrim.sparsify(residual(), X, target, calibration=ALL)
+        expected = entrim.sparsify(residual(), X, target, calibration=ALL, reconstruction=unmixed)
         assert_kept(result, expected)
         for name, tensor in expected.plan.weights.items():
             torch.testing.assert_close(result.plan.weights[name], tensor, rtol=1e-3, atol=1e-4)
@@ -473,7 +480,7 @@ class TestSelectors:
         selector, budget = Nested(), entrim.Budget(params=0.5)
         with entrim.Pruner(residual(), X, selector=selector) as pruner:
             result = pruner.prune(budget)
-            order = pruner.rankings["conv1"].order
+            order = pruner.allocator.rankings["conv1"].order
         assert selector.ranked == [group.name for group in result.record.groups]
         assert order == tuple(range(14))[::-1]
         assert all(group.kept == tuple(range(len(group.kept))) for group in result.record.groups)

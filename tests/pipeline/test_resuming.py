@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import pipeline
+from entrim.allocation import allocator
 from entrim.allocation.sensitivity import SensitivityAnalyzer
 from entrim.calibration import collect
 from entrim.errors import BudgetError, OtherRunError
-from entrim.reconstruction import layer, sequential
+from entrim.reconstruction import layer
 from entrim.selection import elimination
+from entrim.storage import checkpoint
 from tests.callbacks import Recorder, StopAt, StopError
 
 ROOT = Path(__file__).parents[2]
@@ -125,9 +127,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     work: list[tuple[Any, str]] = [
         (pipeline, "select_channels"),
+        (allocator, "select_channels"),
         (elimination, "elimination_order"),
         (SensitivityAnalyzer, "_change"),
-        (sequential, "solve_layer"),
         (layer, "solve_layer"),
     ]
     for place, name in work:
@@ -376,7 +378,7 @@ def test_selectors_and_functions_of_the_user_are_recognized_when_they_are_create
 def test_another_version_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, options = tmp_path / "checkpoints", RUNS["widths"]
     stop_run(folder, "select", 2, **options)
-    monkeypatch.setattr(pipeline, "version", lambda name: f"{name} 0")
+    monkeypatch.setattr(checkpoint, "version", lambda name: f"{name} 0")
     with pytest.raises(OtherRunError, match="versions differ"):
         run(folder, **options)
 

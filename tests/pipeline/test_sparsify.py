@@ -85,7 +85,7 @@ def test_after_a_sequential_reconstruction_no_layer_can_be_fitted_better(layer: 
     """The error of each layer is orthogonal to all of its inputs."""
     model, x = chain(), images(300, 3, 8, 8)
     widths = entrim.Widths({"0": 6, "3": 5, "7": 8})
-    exact = entrim.Reconstruction(ridge=0.0)
+    exact = entrim.Reconstruction(ridge=0.0, relaxation=0)
     r = entrim.sparsify(model, x, widths, reconstruction=exact, calibration=ALL)
     seen = inputs_of(r.model, layer, x).double()
     small, old = r.model.get_submodule(layer), model.get_submodule(layer)
@@ -193,6 +193,30 @@ def test_a_residual_stream_is_selected_for_all_its_consumers() -> None:
     assert {group.name for group in paper.record.groups} == {"conv1", "conv3"}
 
 
+@pytest.mark.parametrize(
+    "target", [entrim.EntropicPenalty(eps_w=-1e-2, eps_l2=1e-2, coupling="max"), entrim.Widths(6)]
+)
+def test_maximum_coupling_estimates_the_weights_of_each_consumer_again(target: Any) -> None:
+    model, x = residual(), images(200, 3, 8, 8)
+    options = {"include": "stem", "reconstruction": entrim.Reconstruction(weights="solution")}
+    if isinstance(target, entrim.Widths):
+        options["selector"] = entrim.EntropicSelector(coupling="max")
+    with entrim.Pruner(model, x, **options) as pruner:
+        selection = pruner.select(target)
+        small = pruner.apply(selection).model
+    found = selection.channels["stem"]
+    assert len(found.kept) < 10
+    assert len(found.parts) == 3
+    layers = (
+        small.get_submodule(name).get_parameter("weight") for name in ("conv1", "conv3", "head")
+    )
+    expected = [part.weight.to(torch.float32) for part in found.parts]
+    for weight, one in zip(layers, expected, strict=True):
+        torch.testing.assert_close(weight.flatten(1), one)
+    old = model.get_submodule("conv1").get_parameter("weight")[:, list(found.kept)]
+    assert not torch.allclose(old.flatten(1), expected[0])
+
+
 def test_batches_with_labels_give_the_same_result_as_one_tensor() -> None:
     model, x = chain(), images(96, 3, 8, 8)
     labels = torch.zeros(96, dtype=torch.int64)
@@ -205,7 +229,8 @@ def test_batches_with_labels_give_the_same_result_as_one_tensor() -> None:
 
 def test_a_prime_number_of_images_is_used_completely() -> None:
     model, x = chain(), images(131, 3, 8, 8)
-    r = entrim.sparsify(model, x, entrim.Widths({"3": 8}), calibration=ALL)
+    unmixed = entrim.Reconstruction(mixtures=0)
+    r = entrim.sparsify(model, x, entrim.Widths({"3": 8}), calibration=ALL, reconstruction=unmixed)
     assert r.record.images == 131
     assert r.record.layers[0].rows == 131
 

@@ -1,49 +1,27 @@
-"""The console: parser, results on stdout, progress on stderr, and messages that name options."""
+"""The console: parser, results on stdout, and messages that name options."""
 
 import argparse
 import io
 import json
-import math
 import os
 import re
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from entrim.callbacks import Callback, ProgressEvent
+from entrim.display.bars import console_for
 from entrim.errors import CommandError, EntrimError, LoadError
 from entrim.records import Record
-from entrim.report.numbers import percent, seconds, short, size, times
-
-_UNLIMITED = 100_000
-"""The width of a stream that is not a terminal: lines are not wrapped."""
-
-
-def _console(stream: Any, file: Any = None) -> Console:
-    """Return a console for `stream`: without a terminal, it writes plain text.
-
-    With `file`, it writes there what it would write to `stream`.
-    """
-    terminal = stream is not None and stream.isatty()
-    return Console(
-        file=file or stream,
-        force_terminal=terminal,
-        width=None if terminal else _UNLIMITED,
-        highlight=False,
-    )
-
+from entrim.report.numbers import percent
+from entrim.report.summary import size_rows, unseen_rows
 
 # Tables
 
@@ -59,23 +37,14 @@ def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str
         grid.add_column(Text(name), justify=justify, overflow="fold")
     for row in rows[1:]:
         grid.add_row(*map(Text, row))
-    _console(_RESULTS.get(sys.stdout), text := io.StringIO()).print(grid)
+    console_for(_RESULTS.get(sys.stdout), text := io.StringIO()).print(grid)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def size_table(record: Record) -> str:
     """Return sizes, latency, output error and score before and after pruning."""
-    before, after = record.before, record.after
-    rows = [["", "before", "after", "less"]]
-    names = {"params": "parameters", "macs": "MACs", "latency": f"latency, batch of {after.batch}"}
-    for word, write in (("params", short), ("macs", short), ("bytes", size), ("latency", seconds)):
-        old, new = getattr(before, word), getattr(after, word)
-        rows.append([names.get(word, word), write(old), write(new), times(old, new)])
-    if before.energy is not None and after.energy is not None:
-        ends = [f"{joules:.3g} J" for joules in (before.energy, after.energy)]
-        rows.append(["energy per image", *ends, times(before.energy, after.energy)])
-    lines = [table(rows)]
-    if before.energy is None or after.energy is None:
+    lines = [table(size_rows(record))]
+    if record.before.energy is None or record.after.energy is None:
         lines.append("energy: not measured, no readable counter (RAPL)")
     lines.append(f"\n{comparison_text(record)}")
     if record.score is not None:
@@ -89,12 +58,7 @@ def comparison_text(record: Record) -> str:
     if (holdout := record.holdout) is not None:
         assumed = " (recognized)" if holdout.recognized else ""
         kinds = f"{' and '.join(holdout.outputs)}{assumed}"
-        lines = [f"on {holdout.images} unseen images, outputs compared as {kinds}:"]
-        rows = [["", "value", "95 % interval"]]
-        rows += [
-            [name, v, f"{low} to {high}"] for name, (v, low, high) in holdout.figures().items()
-        ]
-        lines.append(table(rows))
+        lines = [f"outputs compared as {kinds}:", table(unseen_rows(record))]
         lines += [] if holdout.guarantee is None else [str(holdout.guarantee)]
         lines += [] if holdout.note is None else [f"note: {holdout.note}"]
     if record.error is not None:
@@ -161,7 +125,7 @@ def print_reading(model: str, images: str | None) -> None:
 def print_message(label: str, style: str, message: str) -> None:
     """Print a message to stderr after a label in this style."""
     line = Text.assemble((f"{label}:", style), f" {message}")
-    _console(sys.stderr).print(line, soft_wrap=True)
+    console_for(sys.stderr).print(line, soft_wrap=True)
 
 
 def repair_streams() -> None:
@@ -177,130 +141,6 @@ def discard_stdout() -> None:
     stdout = _RESULTS.get(sys.stdout)
     assert stdout is not None
     os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-
-
-# Progress
-
-
-class _TimeLeft(ProgressColumn):
-    """The time left according to the event, otherwise estimated from the finished steps."""
-
-    def render(self, task: Task) -> Text:
-        """Return the time left, or an empty text if it is unknown."""
-        known = task.fields["seconds_left"]
-        left = task.time_remaining if known is None else known
-        return Text(f"{seconds(math.ceil(left))} left" if left and not task.finished else "")
-
-
-@dataclass(slots=True)
-class ProgressDisplay(Callback):
-    """One line per stage: a progress bar on a terminal, printed now and then elsewhere."""
-
-    stream: Any = field(default_factory=lambda: sys.stderr)
-    every: float = 60.0
-    """Seconds between two lines if the stream is not a terminal."""
-    each: frozenset[str] = frozenset()
-    """Stages of which every step is printed then."""
-    refresh: float = 0.1
-    """Seconds between two updates of a progress bar."""
-    _console: Console = field(init=False)
-    _bar: Progress | None = None
-    """The progress bar of the current stage, on a terminal."""
-    _last_event: ProgressEvent | None = None
-    _printed_at: float = field(init=False)
-    _pending: bool = False
-    """Whether the last event was not printed."""
-
-    def __post_init__(self) -> None:
-        self._console, self._printed_at = _console(self.stream), time.monotonic()
-
-    def __enter__(self) -> "ProgressDisplay":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Finish the line of the last event."""
-        self._end_stage()
-
-    def print_heading(self, name: str) -> None:
-        """Print a heading for the following steps."""
-        self._end_stage()
-        self._last_event = None
-        self._console.print(Text(f"{name}:", "bold"))
-
-    def on_step(self, event: ProgressEvent) -> None:
-        """Show one step."""
-        last = self._last_event
-        if last is not None and (event.stage != last.stage or event.done < last.done):
-            self._end_stage()
-        self._last_event = event
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._draw(event)
-        else:
-            self._log(event)
-
-    def _end_stage(self) -> None:
-        """Finish the line of a stage that ended before its total."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        elif self._pending and self._last_event is not None:
-            self._print(self._last_event)
-
-    def _draw(self, event: ProgressEvent) -> None:
-        """Update the progress bar; final groups and layers get a permanent line above it."""
-        if self._bar is None:
-            self._bar = self._new_bar(event)
-        if event.is_final:
-            line = Text(f"  {event.name:<24} {event.detail}")
-            self._console.print(line, no_wrap=True, overflow="ellipsis")
-        self._bar.update(
-            self._bar.task_ids[0],
-            completed=event.done if event.work is None else event.work,
-            count=f"{event.done}/{event.total}",
-            text=f"{event.name}  {event.detail}".rstrip(),
-            seconds_left=event.seconds_left,
-        )
-        self._bar.start()  # draws it, unless it was started before
-        if event.done >= event.total:
-            self._end_stage()
-        elif time.monotonic() - self._printed_at >= self.refresh:
-            self._printed_at = time.monotonic()
-            self._bar.refresh()
-
-    def _new_bar(self, event: ProgressEvent) -> Progress:
-        """Return the progress bar of a stage.
-
-        There is no refresh thread, because user code may fork. The estimate of the time left uses
-        all steps, because one may take minutes.
-        """
-        bar = Progress(
-            TextColumn("{task.description:<11}", markup=False),
-            BarColumn(20),
-            TextColumn("{task.fields[count]}", markup=False),
-            _TimeLeft(),
-            TextColumn("{task.fields[text]}", markup=False),
-            console=self._console,
-            auto_refresh=False,
-            speed_estimate_period=math.inf,
-            get_time=time.monotonic,
-        )
-        total = event.total if event.total_work is None else event.total_work
-        bar.add_task(event.stage, total=total, count="", text="", seconds_left=None)
-        return bar
-
-    def _log(self, event: ProgressEvent) -> None:
-        waited = time.monotonic() - self._printed_at >= self.every
-        self._pending = True
-        announced = event.done == 0 or event.done >= event.total
-        if waited or announced or event.stage in self.each:
-            self._print(event)
-
-    def _print(self, event: ProgressEvent) -> None:
-        self._printed_at, self._pending = time.monotonic(), False
-        left = event.seconds_left if event.done < event.total else None
-        time_left = f"  {seconds(math.ceil(left))} left" if left else ""
-        line = f"{event.stage}: {event.done} of {event.total}{time_left}  {event.detail}"
-        self._console.print(Text(line.rstrip()))
 
 
 # Messages of the library, with options instead of parameters

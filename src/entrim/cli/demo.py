@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from entrim.callbacks import ProgressEvent
-from entrim.cli.console import ProgressDisplay, print_json, print_result, table
+from entrim.cli.console import print_json, print_result, table
 from entrim.cli.run_dir import IMAGE_OPTIONS, reserve, write_report
 from entrim.config import Budget, Widths, paper_preset
+from entrim.display.bars import ProgressDisplay
 from entrim.errors import CommandError, MissingExtraError, SaveError
 from entrim.pipeline import sparsify
 from entrim.report.numbers import seconds, size
 from entrim.report.report_data import commands_in
 from entrim.results import SparsifyResult
-from entrim.surgery.measure import measure
+from entrim.surgery.measure import interleaved_seconds, measure, speedup
 
 EPS = 1e-2
 """Strength of the paper's method: it keeps a thirtieth of the parameters."""
@@ -38,6 +40,8 @@ TRAINING, CALIBRATION = 1200, 300
 PAPER, OURS, RANDOM = "paper", "entrim", "random"
 """The runs, by the names of their folders."""
 _TITLES = {PAPER: "the paper's method", OURS: "entrim", RANDOM: "random channels, reconstructed"}
+BATCH, ROUNDS = 256, 60
+"""Digits of a timed pass, and number of passes of each network."""
 _IMAGES, _WEIGHTS = "digits.npy", "trained.safetensors"
 _EXAMPLES = """\
 examples:
@@ -54,6 +58,9 @@ class Row:
     macs: int
     bytes_on_disk: int
     latency: float
+    """Seconds of a pass of `BATCH` digits, the median of interleaved runs."""
+    speedup: tuple[float, float] | None
+    """Relative to the trained network, a 95 % confidence interval; None without a difference."""
     accuracy: float
     fine_tuned: float | None = None
 
@@ -84,17 +91,22 @@ def run(args: Namespace) -> int:
         model = network()
         train(model, *training, progress)
         _save_inputs(place, model, x[:CALIBRATION])
-        rows, pages = {"trained": _original_row(model, place, test)}, {}
-        for name, pruned in _prune_all(model, x[:CALIBRATION], progress):
-            small = pruned.with_scores(
+        networks: dict[str, nn.Module] = {"trained": model}
+        sizes, scores, pages = {"trained": (place / _WEIGHTS).stat().st_size}, {}, {}
+        scores["trained"] = accuracy(model, *test), None
+        for name, small in _prune_all(model, x[:CALIBRATION], progress):
+            scored = small.with_scores(
                 lambda net: accuracy(net, *test), on=f"{len(test[0])} test digits"
             )
-            small.save(place / name)
+            scored.save(place / name)
             pages[name] = write_report(place / name, _run_arguments(args, place))
             tuned = copy.deepcopy(small.model)
             options = {"epochs": TUNING_EPOCHS, "rate": TUNING_RATE}
             train(tuned, *training, progress, stage="fine-tune", **options)
-            rows[name] = _pruned_row(small, place / name, accuracy(tuned, *test))
+            networks[name] = small.model
+            sizes[name] = sum(f.stat().st_size for f in (place / name).glob("*.safetensors"))
+            scores[name] = accuracy(small.model, *test), accuracy(tuned, *test)
+    rows = _rows(networks, test[0][:BATCH], sizes, scores)
     _print_table(rows, pages, len(test[0]), args.json)
     return 0
 
@@ -144,28 +156,27 @@ def _prune_all(
     yield RANDOM, prune(RANDOM, budget=widths, selector="random")
 
 
-def _original_row(model: nn.Module, place: Path, test: tuple[Tensor, Tensor]) -> Row:
-    cost = measure(model, test[0][:4])
-    return Row(
-        parameters=cost.params,
-        macs=cost.macs,
-        bytes_on_disk=(place / _WEIGHTS).stat().st_size,
-        latency=cost.latency.median,
-        accuracy=accuracy(model, *test),
-    )
-
-
-def _pruned_row(small: SparsifyResult, folder: Path, tuned: float) -> Row:
-    after, score = small.record.after, small.record.score
-    assert score is not None
-    return Row(
-        parameters=after.params,
-        macs=after.macs,
-        bytes_on_disk=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-        latency=after.latency,
-        accuracy=score.after,
-        fine_tuned=tuned,
-    )
+def _rows(
+    networks: Mapping[str, nn.Module],
+    images: Tensor,
+    sizes: Mapping[str, int],
+    scores: Mapping[str, tuple[float, float | None]],
+) -> dict[str, Row]:
+    """Return the row of every network; their passes are timed in turns."""
+    times = interleaved_seconds(list(networks.values()), images, repeats=ROUNDS)
+    rows = {}
+    for (name, model), seconds_taken in zip(networks.items(), times, strict=True):
+        cost, (pruned, tuned) = measure(model, images[:4], repeats=2), scores[name]
+        rows[name] = Row(
+            parameters=cost.params,
+            macs=cost.macs,
+            bytes_on_disk=sizes[name],
+            latency=median(seconds_taken),
+            speedup=speedup(times[0], seconds_taken),
+            accuracy=pruned,
+            fine_tuned=tuned,
+        )
+    return rows
 
 
 def network() -> nn.Sequential:
@@ -231,7 +242,7 @@ def _print_table(
         reports = {name: str(page) for name, page in pages.items()}
         print_json({"rows": found, "images": images, "reports": reports})
         return
-    head = ["", "parameters", "MACs", "on disk", "latency", "accuracy, %", "fine-tuned, %"]
+    head = ["", "parameters", "MACs", "on disk", "latency", "", "accuracy, %", "fine-tuned, %"]
     lines = [
         [
             _TITLES.get(name, name),
@@ -239,14 +250,29 @@ def _print_table(
             f"{row.macs:,}",
             size(row.bytes_on_disk),
             seconds(row.latency),
+            _compare_latency(name, row.speedup),
             f"{row.accuracy:.1f}",
             "" if row.fine_tuned is None else f"{row.fine_tuned:.1f}",
         ]
         for name, row in rows.items()
     ]
     print_result(
+        f"latency of {BATCH} digits, median of {ROUNDS} passes in turns\n"
         f"accuracy on {images} test digits: pruned without labels, and after {TUNING_EPOCHS} "
         "epochs of fine-tuning with labels"
     )
     print_result(table([head, *lines]))
-    print_result(f"reports: {pages[OURS]}, and for the paper's method {pages[PAPER]}")
+    print_result(
+        f"\nreports: {pages[OURS]}, and for the paper's method {pages[PAPER]}\n"
+        f"next: entrim compare {' '.join(str(page.parent) for page in pages.values())}"
+    )
+
+
+def _compare_latency(name: str, faster: tuple[float, float] | None) -> str:
+    """Return by how many times a network is faster than the trained one, if it differs."""
+    if name == "trained":
+        return ""
+    if faster is None:
+        return "no difference"
+    low, high = sorted(faster if faster[0] > 1 else (1 / faster[1], 1 / faster[0]))
+    return f"{low:.2g} to {high:.2g} times {'faster' if faster[0] > 1 else 'slower'}"

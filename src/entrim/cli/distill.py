@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from entrim.cli.console import ProgressDisplay, print_json, print_reading, print_result, size_table
+from entrim.cli.console import print_json, print_reading, print_result, size_table
 from entrim.cli.images import add_images, check_unused, read_images
 from entrim.cli.model import read_model
 from entrim.cli.options import given
@@ -28,6 +28,7 @@ from entrim.cli.run_dir import (
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import Distillation
+from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
 from entrim.errors import CommandError, OtherRunError
 from entrim.results import SparsifyResult

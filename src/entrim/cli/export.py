@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from entrim.cli.console import ProgressDisplay, print_json, print_result, table
+from entrim.cli.console import print_json, print_result, table
 from entrim.cli.options import check_writable
 from entrim.cli.saved_model import SavedModel, add_saved, read_saved
+from entrim.display.bars import ProgressDisplay
 from entrim.errors import CommandError
 from entrim.export.formats import TOLERANCE, Exported, to_int8, to_onnx, to_program
 from entrim.export.parity import Answer, answer_of, outputs

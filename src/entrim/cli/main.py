@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 refused or failed with one sentence on stderr, 2 wrong 
 """
 
 import argparse
+import logging
 import signal
 import sys
 import threading
@@ -51,7 +52,9 @@ def parser() -> Parser:
         added = module.add(commands)
         added.set_defaults(run=module.run, own=added)
         added.add_argument("--json", action="store_true", help="print the result as JSON")
-        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        added.add_argument(
+            "--debug", action="store_true", help="show the log and the traceback of an error"
+        )
     return full
 
 
@@ -62,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     repair_streams()
     try:
         args = _parse(words)
+        if debug:
+            _show_log()
         options |= set(args.own._option_string_actions)
         return _run(args, options)
     except KeyboardInterrupt as stop:
@@ -75,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return _fail(f"{what} (unexpected: run again with --debug for the traceback)", debug)
+
+
+def _show_log() -> None:
+    """Print the log of the package, which contains what torch.export prints."""
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("entrim").setLevel(logging.DEBUG)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

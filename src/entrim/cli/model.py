@@ -1,4 +1,4 @@
-"""Networks from `package.module:factory`, `path.py:factory`, a .pt2 or an .onnx file."""
+"""Networks from a factory, a library such as timm, a .pt2 or an .onnx file."""
 
 import importlib
 import importlib.util
@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from entrim import onnx
+from entrim.cli.pretrained import read_pretrained
 from entrim.errors import CommandError
 from entrim.export.parity import silence_exporter
 
@@ -79,7 +80,7 @@ def _check_training(graph: fx.Graph, file: Path) -> None:
 _BEGINNINGS = (b"PK\x03\x04", b"\x80")
 """First bytes of files that torch.save writes: an archive, formerly a pickle."""
 MODEL = "package.module:factory or path.py:factory, a function that returns the network; "
-MODEL += "or a .pt2 or .onnx file"
+MODEL += "timm:NAME, torchvision:NAME or hf:NAME, with its trained weights; or a .pt2 or .onnx file"
 
 
 def add_model(parser: ArgumentParser) -> None:
@@ -95,14 +96,19 @@ def add_model(parser: ArgumentParser) -> None:
 
 
 def read_model(where: str, weights: str | None) -> nn.Module:
-    """Return the network in eval mode. The code of MODEL is executed; weights are data only."""
+    """Return the network in eval mode. The code of MODEL is executed; weights are data only.
+
+    A network of a library has its trained weights if there are no others.
+    """
     _check_temporary_folder()
     if where.endswith(".pt2"):
         model = read_program(Path(where))
     elif where.endswith(".onnx"):
         model = onnx.load(where)
     else:
-        model = _build(read_object(where, "network", "factory"), where)
+        model = read_pretrained(where, trained=weights is None)
+        if model is None:
+            model = _build(read_object(where, "network", "factory"), where)
     if weights is not None:
         _load_weights(model, Path(weights))
     return model.eval()

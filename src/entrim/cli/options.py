@@ -25,8 +25,10 @@ _RECONSTRUCTION = (
     "reconstruction",
     "order",
     "ridge",
+    "relaxation",
     "no_residual_correction",
     "no_mirror",
+    "mixtures",
     "batchnorm",
 )
 
@@ -45,6 +47,13 @@ def check_writable(place: Path) -> None:
         raise CommandError(
             f"{folder} cannot be written ({error.strerror}): name a file elsewhere"
         ) from error
+
+
+def add_verbose(parser: ArgumentParser) -> None:
+    """Add the option that shows every layer."""
+    parser.add_argument(
+        "--verbose", action="store_true", help="show one line per group and layer, not per stage"
+    )
 
 
 def add_groups(parser: ArgumentParser) -> Any:
@@ -125,6 +134,13 @@ def add_method(parser: ArgumentParser) -> Any:
         "images (default: selected for each layer)",
     )
     group.add_argument(
+        "--relaxation",
+        type=int,
+        metavar="4",
+        help="rounds of refits in which outputs below zero in front of a ReLU are no errors if the "
+        "original ones are below zero, too; 0 disables them",
+    )
+    group.add_argument(
         "--no-residual-correction", action="store_true", help="disable residual correction"
     )
     group.add_argument(
@@ -132,6 +148,13 @@ def add_method(parser: ArgumentParser) -> Any:
         action="store_true",
         help="do not fit on mirror images (default: fit on them if the network is invariant to "
         "mirroring)",
+    )
+    group.add_argument(
+        "--mixtures",
+        type=int,
+        metavar="N",
+        help="fit on N mixtures of each image with another one, too (default: as many as keep the "
+        "number of images at 500 or less)",
     )
     group.add_argument(
         "--batchnorm",

@@ -1,15 +1,18 @@
 """The folder of a run: checked before any work, and the files in it besides the network."""
 
 import json
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 from entrim import onnx
+from entrim.config import SIZES
 from entrim.errors import CommandError, LoadError, SaveError
 from entrim.report.page import write
 from entrim.report.report_data import COMMAND, commands_in
@@ -22,6 +25,8 @@ IMAGE_OPTIONS = ("resize", "channels", "mean", "std", "scale")
 """How image files are converted."""
 ONNX = "pruned.onnx"
 """The pruned network of a run whose MODEL is an .onnx file."""
+COMPARISON = "compare.html"
+"""The comparison of the runs of a command with several sizes."""
 LOGS = "search-*.log"
 """The storage files of a search."""
 _STRINGS, _NUMBERS = ("model", "weights", "images", "key"), ("channels", "scale")
@@ -107,13 +112,86 @@ def check_contents(place: Path, *, args: Namespace, mine: Collection[str], force
     )
 
 
+def split_sizes(args: Namespace) -> list[Namespace]:
+    """Return the arguments of one run for each size, in a folder of its own.
+
+    The words of each are those of a command that repeats this run alone.
+    """
+    kinds = [kind for kind in SIZES if isinstance(getattr(args, kind), tuple)]
+    if len(kinds) > 1:
+        raise CommandError(
+            f"--{kinds[0]} and --{kinds[1]} have several sizes: pass several for one of them"
+        )
+    (kind,) = kinds
+    place = _value_of(args.words, f"--{kind}")
+    if not place or not _value_of(args.words, "--out"):
+        raise CommandError(f"with several sizes, write --{kind} and --out in full")
+    runs = []
+    for number, text in enumerate(place.split(",")):
+        folder = str(Path(args.out, f"{kind}-{text.strip().rstrip('%')}"))
+        words = _replace_value(args.words, f"--{kind}", text.strip())
+        words = _replace_value(words, "--out", folder)
+        value = getattr(args, kind)[number]
+        runs.append(Namespace(**{**vars(args), kind: value, "out": folder, "words": words}))
+    if len({run.out for run in runs}) < len(runs):
+        raise CommandError(f"--{kind} {place} contains a size twice: pass different sizes")
+    return runs
+
+
+def _value_of(words: Sequence[str], option: str) -> str:
+    """Return the last value of an option; argparse has checked that there is one."""
+    found = ""
+    for word, following in pairwise((*words, "")):
+        name, equals, value = word.partition("=")
+        if name == option:
+            found = value if equals else following
+    return found
+
+
+def _replace_value(words: Sequence[str], option: str, value: str) -> list[str]:
+    """Return the words with another value of an option.
+
+    >>> _replace_value(["--macs", "30%,50%", "--out=a"], "--out", "b")
+    ['--macs', '30%,50%', '--out=b']
+    """
+    found: list[str] = []
+    for word in words:
+        if word.startswith(f"{option}="):
+            found.append(f"{option}={value}")
+        else:
+            found.append(value if found and found[-1] == option else word)
+    return found
+
+
+def check_sizes(place: Path, *, args: Namespace, runs: Sequence[Namespace]) -> None:
+    """Refuse a folder with anything other than the runs of this command."""
+    names = {".entrim.lock", UNFINISHED, COMPARISON, *(Path(run.out).name for run in runs)}
+    if {entry.name for entry in place.iterdir()} - names:
+        raise CommandError(f"{place} contains other files: name another folder with --out")
+    for run in runs if not args.force else ():
+        *_, last = ((), *commands_in(Path(run.out)))
+        if last and not is_same_command(last, run):
+            raise CommandError(
+                f"{run.out} contains another run: name another folder, or pass --force"
+            )
+    if (place / COMPARISON).exists() and not args.force:
+        raise CommandError(
+            f"{place} contains the finished runs of this command: pass --force to run it again"
+        )
+
+
+def next_command(place: Path) -> str:
+    """Return the line that names a next command for the run in `place`."""
+    return f"next: {shlex.join(['entrim', 'export', str(place), '--onnx', f'{place}.onnx'])}"
+
+
 def is_same_command(words: Sequence[str], args: Namespace) -> bool:
     """Whether the words of a command give the same result as `args`."""
     return _relevant_words(words) == _relevant_words(("entrim", *args.words))
 
 
 def _relevant_words(words: Sequence[str]) -> list[str]:
-    return [word for word in words if word not in ("--json", "--debug", "--force")]
+    return [word for word in words if word not in ("--json", "--debug", "--force", "--verbose")]
 
 
 def require_run(folder: str) -> None:

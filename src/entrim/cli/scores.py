@@ -2,7 +2,7 @@
 
 import hashlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from entrim.cli.images import (
 )
 from entrim.cli.model import read_object
 from entrim.errors import CommandError, EntrimError
-from entrim.graph.eager import call, copy_without_hooks
+from entrim.graph.eager import call, copy_without_hooks, leaves
 from entrim.results import SparsifyResult
 from entrim.storage.checkpoint import fingerprint
 
@@ -53,10 +53,17 @@ class Accuracy:
         like = next(model.parameters(), self.images)
         pairs = zip(self.images.split(_BATCH), self.labels.split(_BATCH), strict=True)
         right = sum(
-            int((call(model, x.to(like.device, like.dtype)).argmax(1).cpu() == y).sum())
+            int((_outputs(model, x.to(like.device, like.dtype)).argmax(1).cpu() == y).sum())
             for x, y in pairs
         )
         return 100 * right / len(self.labels)
+
+
+def _outputs(model: nn.Module, batch: Tensor) -> Any:
+    """Return the outputs of `model`; the only tensor of a dict, which transformers returns."""
+    outputs = call(model, batch)
+    found = leaves(outputs) if isinstance(outputs, Mapping) else []
+    return found[0] if len(found) == 1 else outputs
 
 
 def add_score(parser: ArgumentParser, description: str = "") -> None:
@@ -211,7 +218,7 @@ def _folder_labels(path: Path) -> Tensor:
 def _check_classes(model: nn.Module, images: Tensor, labels: Sequence[int] | Tensor) -> None:
     """Refuse labels that are not columns of the outputs."""
     like = next(model.parameters(), images)
-    outputs = call(copy_without_hooks(model), images[:1].to(like.device, like.dtype))
+    outputs = _outputs(copy_without_hooks(model), images[:1].to(like.device, like.dtype))
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise CommandError(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from entrim.cli import units
 from entrim.cli.console import (
-    ProgressDisplay,
     print_json,
     print_reading,
     print_result,
@@ -29,6 +28,7 @@ from entrim.cli.run_dir import (
     write_report,
 )
 from entrim.cli.scores import Metric, add_score, read_metric
+from entrim.display.bars import ProgressDisplay
 from entrim.errors import BadSettingError, CommandError, StorageError
 from entrim.hpo.search import SearchResult, at_work, remove_unused, search
 from entrim.hpo.trial import SearchRecord, Trial

@@ -1,7 +1,7 @@
 """`entrim sparsify`: prune a network, and save it with its report."""
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from entrim.cli import units
 from entrim.cli.console import (
-    ProgressDisplay,
     print_json,
     print_reading,
     print_result,
@@ -30,29 +29,37 @@ from entrim.cli.options import (
     add_groups,
     add_method,
     add_penalty,
+    add_verbose,
     given,
     method_of,
     option_names,
     penalty_of,
 )
 from entrim.cli.run_dir import (
+    COMPARISON,
     add_out,
     check_contents,
+    check_sizes,
     command_note,
     explain_interruption,
     is_same_command,
+    next_command,
     reserve,
     result_summary,
+    split_sizes,
     write_onnx,
+    write_report,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
-from entrim.config import Budget, Calibration, Distillation, Target, Widths
+from entrim.config import SIZES, Budget, Calibration, Distillation, Target, Widths
+from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
 from entrim.errors import CommandError, OtherRunError
 from entrim.pipeline import Pruner, calibration_for, sparsify
 from entrim.records import Record
+from entrim.report.comparison import RunComparison, headings_of
 from entrim.report.page import FILE, html
-from entrim.report.report_data import COMMAND, ReportData
+from entrim.report.report_data import COMMAND, ReportData, read
 from entrim.results import SparsifyResult
 from entrim.selection.base import Selector
 from entrim.selection.baselines import Scores
@@ -70,6 +77,7 @@ examples:
   entrim sparsify nets.py:ResNet20 --weights r20.pt --images x.npy --macs 33% --recover --out small
   entrim sparsify nets.py:VGG --images x.npy --width 'features.*=0.5' --exclude features.0 \\
       --out small
+  entrim sparsify nets.py:VGG --images x.npy --macs 30%,50%,70% --out sizes
   entrim sparsify detector.onnx --images photos/ --resize 640,640 --macs 50% --out small
   entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
 _LIMITS = ("params", "macs", "bytes", "latency", "max_error", "agreement")
@@ -104,6 +112,7 @@ def add(subparsers: Any) -> ArgumentParser:
         action="store_true",
         help="print the expected passes, time, memory and disk space, and write nothing",
     )
+    add_verbose(parser)
     _add_targets(parser)
     _add_selection(parser)
     calibration = add_method(parser)
@@ -119,11 +128,21 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def _add_targets(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("budget", "upper limits; several at once must all hold")
-    group.add_argument("--params", type=units.count, metavar="30%", help="parameters")
     group.add_argument(
-        "--macs", type=units.count, metavar="50%", help="multiply-accumulates per image"
+        "--params",
+        type=units.several(units.limit),
+        metavar="30%",
+        help="parameters; several sizes such as 30%%,50%%,70%% give several networks",
     )
-    group.add_argument("--bytes", type=units.size, metavar="2MB", help="bytes in memory")
+    group.add_argument(
+        "--macs",
+        type=units.several(units.limit),
+        metavar="50%",
+        help="multiply-accumulates per image, one or several sizes",
+    )
+    group.add_argument(
+        "--bytes", type=units.several(units.size), metavar="2MB", help="bytes, one or several sizes"
+    )
     group.add_argument(
         "--latency", type=units.time, metavar="5ms", help="time of one pass on this machine"
     )
@@ -150,7 +169,9 @@ def _add_targets(parser: ArgumentParser) -> None:
         help="confidence of the agreement (default: 95%%)",
     )
     group.add_argument(
-        "--depth", action="store_true", help="entire residual blocks may be removed, too"
+        "--depth",
+        action=BooleanOptionalAction,
+        help="entire residual blocks may be removed, too (default: if --latency is given)",
     )
     group = parser.add_argument_group("widths")
     group.add_argument(
@@ -197,6 +218,8 @@ def _add_selection(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Prune, save, report, print a summary."""
+    if any(isinstance(getattr(args, kind), tuple) for kind in SIZES):
+        return _run_sizes(args)
     place, options = Path(args.out), options_of(args)
     check_unused(args, args.images, args.test_images)
     if args.dry_run:
@@ -214,7 +237,7 @@ def run(args: Namespace) -> int:
         model = read_model(args.model, args.weights)
         images = read_images(args, model)
         metric = optional_metric(args, model)
-        with ProgressDisplay() as progress:
+        with ProgressDisplay(verbose=args.verbose) as progress:
             small = sparsify(
                 model,
                 images,
@@ -232,7 +255,56 @@ def run(args: Namespace) -> int:
         print_json(_as_dict(small, place, page))
     else:
         saved = outcome(small, place, page) if args.recover else f"saved in {place}, report {page}"
-        print_result("\n\n".join((width_table(small.record), size_table(small.record), saved)))
+        parts = width_table(small.record), size_table(small.record), saved, next_command(place)
+        print_result("\n\n".join(parts))
+    return 0
+
+
+def _run_sizes(args: Namespace) -> int:
+    """Prune to several sizes with one sensitivity analysis; save each, and compare them."""
+    place = Path(args.out)
+    if args.dry_run or args.recover:
+        raise CommandError("--dry-run and --recover take one size: pass one, or leave them out")
+    sizes = [(run, options_of(run)) for run in split_sizes(args)]
+    check_unused(args, args.images, args.test_images)
+    checkpoints = CheckpointStore(folder=place / UNFINISHED, discard=args.force)
+    check = partial(check_sizes, args=args, runs=[run for run, _ in sizes])
+    with (
+        _explain_other_run(place),
+        explain_interruption(place, UNFINISHED, "finished steps are"),
+        reserve(place, check),
+    ):
+        print_reading(args.model, args.images)
+        model = read_model(args.model, args.weights)
+        images = read_images(args, model)
+        metric, options = optional_metric(args, model), dict(sizes[0][1])
+        target = options.pop("budget")
+        options["calibration"] = calibration_for(target, options.get("calibration", Calibration()))
+        with (
+            ProgressDisplay(verbose=args.verbose) as progress,
+            Pruner(
+                model,
+                images,
+                example_inputs=_example_inputs(images, args.batch),
+                callbacks=[progress],
+                checkpoint_dir=checkpoints,
+                **options,
+            ) as pruner,
+        ):
+            for run, found in sizes:
+                progress.print_heading(run.out)
+                small = add_scores(pruner.prune(found["budget"]), metric)
+                small.save(run.out)
+                write_onnx(small, Path(run.out))
+                write_report(Path(run.out), run)
+        folders = [run.out for run, _ in sizes]
+        comparison = RunComparison(headings_of(folders), tuple(map(read, folders)))
+        page = comparison.save(place / COMPARISON)
+    if args.json:
+        found = [asdict(data.record.after) | {"folder": data.folder} for data in comparison.runs]
+        print_json({"folder": str(place), "comparison": str(page), "runs": found})
+    else:
+        print_result(f"{table(comparison.rows())}\n\nsaved in {place}, comparison {page}")
     return 0
 
 
@@ -293,7 +365,7 @@ def target_of(args: Namespace) -> Target | None:
         raise CommandError(
             f"{option_names(names)} belongs to a penalty: pass --eps-w or --preset paper too"
         )
-    if args.depth and "budget" not in found:
+    if args.depth is not None and "budget" not in found:
         raise CommandError("--depth needs a budget: pass a limit such as --params 30%")
     if not found:
         if args.round_to is not None:
@@ -307,7 +379,8 @@ def target_of(args: Namespace) -> Target | None:
     rounding = given(args, ("round_to",))
     if "widths" in found:
         return Widths(dict(args.width), **rounding)
-    return Budget(**found["budget"], **given(args, ("confidence", "depth")), **rounding)
+    depth = {} if args.depth is None else {"depth": args.depth}
+    return Budget(**found["budget"], **given(args, ("confidence",)), **depth, **rounding)
 
 
 def _selector_of(args: Namespace, target: Target | None) -> str | Selector | None:

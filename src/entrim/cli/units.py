@@ -3,6 +3,8 @@
 import argparse
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 _PLAIN = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _BYTES = {"": 1, "B": 1} | {
@@ -21,6 +23,20 @@ def count(text: str) -> int | float:
     (0.3, 0.3, 200000)
     """
     return _amount(text, _PLAIN, "30%, 0.3, 200000 or 200k")
+
+
+def limit(text: str) -> int | float:
+    """Return a fraction or a number; a small number without a unit is probably a percentage.
+
+    >>> limit("50%"), limit("200k")
+    (0.5, 200000)
+    """
+    found = count(text)
+    if isinstance(found, int) and found <= 100 and text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is ambiguous: write {text.strip()}% for a fraction, or a number above 100"
+        )
+    return found
 
 
 def holdout(text: str) -> int | float:
@@ -140,6 +156,20 @@ def eps(text: str) -> tuple[str, tuple[float, float]]:
     if not equals or len(values) != 2:
         raise argparse.ArgumentTypeError(f"{text!r}: write PATTERN=EPS_W,EPS_L2")
     return pattern, (values[0], values[1])
+
+
+def several(parse: Callable[[str], int | float]) -> Callable[[str], Any]:
+    """Return a function that reads one value, or a tuple of values separated by commas.
+
+    >>> several(limit)("30%"), several(limit)("30%,50%")
+    (0.3, (0.3, 0.5))
+    """
+
+    def read(text: str) -> Any:
+        found = tuple(parse(part) for part in text.split(","))
+        return found[0] if len(found) == 1 else found
+
+    return read
 
 
 def _seconds(text: str, units: dict[str, float], known: str) -> float:

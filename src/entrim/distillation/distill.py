@@ -13,6 +13,7 @@ from torch import nn
 from entrim.calibration.data import CalibrationData, Images, read_images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import BATCH_SIZE, Distillation
+from entrim.display.bars import displays
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task, teacher_ignores_mirroring
 from entrim.distillation.trainer import (
@@ -28,7 +29,7 @@ from entrim.metrics import Kind, compare
 from entrim.pipeline import Pruner
 from entrim.records import Distilled, Holdout
 from entrim.results import SparsifyResult, now
-from entrim.storage.checkpoint import CheckpointStore
+from entrim.storage.checkpoint import CheckpointStore, fingerprint
 from entrim.surgery.structure import values_of
 
 
@@ -84,7 +85,8 @@ def distill(
         after the last finished epoch, with the same result on the same machine and number of
         threads. The folder is removed when the call returns.
     callbacks : list of Callback, optional
-        Receive the progress. The first event contains the estimated time.
+        Receive the progress. The first event contains the estimated time. By default, progress is
+        shown if a person is watching; `()` disables it.
 
     Returns
     -------
@@ -118,7 +120,7 @@ def distill(
         raise BadSettingError(
             f"distillation is a {type(distillation).__name__}: pass entrim.Distillation(...)"
         )
-    progress, learned = Progress.of(callbacks), _teacher(result, teacher)
+    progress, learned = Progress.of(displays(callbacks)), _teacher(result, teacher)
     data = _read(result, images)
     task, held = _task(result, learned, data.training, distillation)
     config = TrainingConfig(
@@ -133,7 +135,7 @@ def distill(
         seed=distillation.seed,
     )
     store = CheckpointStore.at(checkpoint_dir)
-    with progress.stage("distill"):
+    with progress.run("distill"), progress.stage("distill"):
         if progress.callbacks:
             progress.report(_estimate(result.model, task, config))
         trained = train(
@@ -258,6 +260,7 @@ def _result(
             score=None,  # of the network before the training
             error=None,
             holdout=_compare(was.holdout, trained.model, result.original, unseen),
+            pruned=fingerprint(new.values()),
         ),
     )
 

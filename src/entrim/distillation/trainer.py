@@ -26,7 +26,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "steps": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),
-    "one cycle": lambda done: min(5 * done, 1.25 * (1 - done)),
 }
 """Learning rate relative to `TrainingConfig.learning_rate`, by the finished fraction of the run."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from entrim.calibration.data import Images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import EntropicPenalty
+from entrim.display.bars import displays
 from entrim.errors import BadSettingError, EntrimError, MissingExtraError, SearchError
 from entrim.graph.eager import copy_without_hooks, neutral_context
 from entrim.hpo.trial import (
@@ -33,7 +34,7 @@ from entrim.pipeline import Pruner
 from entrim.records import Score
 from entrim.results import Metric, SparsifyResult, check_metric, versions
 from entrim.storage import atomic
-from entrim.surgery.structure import class_name_of, name_tensors
+from entrim.surgery.load_model import class_name_of, name_tensors
 
 if TYPE_CHECKING:
     import optuna
@@ -336,7 +337,7 @@ class SearchResult:
         -------
         SparsifyResult
         """
-        with self.pruner.progress.reporting_to(callbacks):
+        with self.pruner.progress.reporting_to(displays(callbacks)):
             small = self.pruner.prune(replace(self.penalty, per_group=dict(trial.eps)))
         if trial.score is None:
             return small
@@ -409,7 +410,8 @@ def search(
     timeout : float, optional
         Seconds after which no further trial begins. Each call runs at least one.
     callbacks : list of Callback, optional
-        Receive the progress.
+        Receive the progress. By default, progress is shown if a person is watching; `()` disables
+        it.
     **options
         `reconstruction`, `include`, `exclude`, `calibration` and `example_inputs` of `Pruner`.
 
@@ -448,17 +450,18 @@ def search(
             f"penalty is a {type(penalty).__name__}: pass entrim.EntropicPenalty(...)"
         )
     kept = _storage(storage)
-    pruner = _pruner(model, images, options, seed, callbacks)
+    progress = Progress.of(displays(callbacks))
+    pruner = _pruner(model, images, options, seed, progress.callbacks)
     try:
-        ready = TrialPruner.of(pruner, penalty)
-        parts = parts_of(patterns, ready.groups)
-        fingerprint = _fingerprint(pruner, penalty, config, parts)
-        study = kept.study(name, config.ranges(parts), fingerprint)
-        study.set_sampler(sampler, seed)
-        progress = Progress.of(callbacks)
-        runner = SearchRunner(ready, penalty, progress, study, parts, config, score, begun)
-        with progress.stage("search"):
-            intact = runner.run()
+        with progress.run("search"), pruner.progress.reporting_to(progress.callbacks):
+            ready = TrialPruner.of(pruner, penalty)
+            parts = parts_of(patterns, ready.groups)
+            fingerprint = _fingerprint(pruner, penalty, config, parts)
+            study = kept.study(name, config.ranges(parts), fingerprint)
+            study.set_sampler(sampler, seed)
+            runner = SearchRunner(ready, penalty, progress, study, parts, config, score, begun)
+            with progress.stage("search"):
+                intact = runner.run()
         tried = runner.known_trials()
     except BaseException:
         if pruner is not model:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from entrim.allocation.allocator import Selection
 from entrim.config import EntropicPenalty, Patterns
 from entrim.entropic.least_squares import refit
 from entrim.entropic.moments import Moments
 from entrim.errors import BadSettingError, CalibrationWarning, RolledBackWarning
 from entrim.graph.channel_graph import Group
 from entrim.graph.eager import isolate_random_state
-from entrim.pipeline import Pruner, Selection
+from entrim.pipeline import Pruner
 from entrim.reconstruction.sequential import removed_from
 from entrim.records import FORMAT
 from entrim.results import Metric, score_of

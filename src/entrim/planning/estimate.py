@@ -1,7 +1,7 @@
 """The expected time, memory and disk space of a run, from its operations and measured rates."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,7 +9,10 @@ import torch
 
 from entrim.calibration.collect import Pass
 from entrim.calibration.executor import advance
-from entrim.calibration.work import PassWork, Work
+from entrim.config import Target
+from entrim.graph.channel_graph import Group
+from entrim.planning.workload import PassWork, Work, Workload
+from entrim.selection.base import GroupTarget
 
 PRODUCT = 512
 """Rows and columns of the matrices whose product is timed."""
@@ -63,6 +66,34 @@ class RunEstimate:
     stages: tuple[StageEstimate, ...]
     memory: int
     disk: int
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        target: Target | None,
+        groups: Sequence[Group],
+        targets: Mapping[str, GroupTarget],
+        *,
+        trace_seconds: float,
+        stored: tuple[int, int],
+    ) -> "RunEstimate":
+        """Return the estimate of pruning `groups` to `target`. Cost: one batch.
+
+        The images take the bytes `stored` in memory and on disk.
+        """
+        rates = Rates.measure(workload.statistics.forward)
+        works = workload.stages(target, groups, targets)
+        one = rates.seconds(workload.passes(workload.images))
+        memory, disk = workload.storage(*stored)
+        return cls(
+            images=workload.images,
+            groups=len(groups),
+            pass_seconds=one,
+            stages=stage_estimates(works, rates, one, {"trace": trace_seconds}),
+            memory=memory,
+            disk=disk,
+        )
 
     @property
     def seconds(self) -> int | float:
@@ -119,6 +150,20 @@ class Rates:
     def seconds(self, work: Work) -> int | float:
         """Return the expected time of `work`."""
         return work.forward * self.forward + work.double * self.double
+
+
+def expected_stages(
+    workload: Workload,
+    target: Target | None,
+    groups: Sequence[Group],
+    targets: Mapping[str, GroupTarget],
+    finished: Collection[str],
+) -> dict[str, tuple[int | float, int | float]]:
+    """Return seconds and operations of every stage; those in `finished` are not repeated."""
+    works = workload.stages(target, groups, targets)
+    works |= dict.fromkeys(finished, Work())
+    rates = Rates.measure(workload.statistics.forward)
+    return {stage: (rates.seconds(work), work.total) for stage, work in works.items()}
 
 
 def stage_estimates(

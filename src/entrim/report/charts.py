@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from markupsafe import Markup
 
 from entrim.entropic.algorithm import THRESHOLD
-from entrim.records import TradeOff
-from entrim.report.markup import join, picture, tag
-from entrim.report.numbers import percent, power_of_ten, short
+from entrim.report.markup import picture, tag
+from entrim.report.numbers import power_of_ten
 
 WIDE, HIGH = 300.0, 120.0
 WIDTHS = {"wide": 460.0, "narrow": 310.0}
@@ -108,73 +107,6 @@ def descent(trace: Sequence[float], optimality_residual: float | None) -> Markup
         ),
         tag("text", "the objective F", x=0, y=HIGH - 2),
         tag("text", f"{len(trace)} steps", x=WIDE, y=HIGH - 2, text_anchor="end"),
-    )
-
-
-def tradeoff(points: Sequence[TradeOff], resource: str, word: str, screen: str) -> Markup:
-    """Return the predicted divergence against the cost `resource`, with the selected point."""
-    left, right, top, floor = 46.0, WIDTHS[screen] - 14, 14.0, 210.0
-    full = max(getattr(point, resource) for point in points)
-    largest = max(point.divergence for point in points) or 1.0
-
-    def at(point: TradeOff) -> tuple[float, float]:
-        share = getattr(point, resource) / full
-        return left + (right - left) * share, floor - (floor - top) * math.sqrt(
-            point.divergence / largest
-        )
-
-    way = sorted(map(at, points))
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in way)
-    selected = next((point for point in points if point.selected), None)
-    marks = []
-    title = f"Predicted divergence against {word}"
-    if selected is not None:
-        share = getattr(selected, resource) / full
-        label = f"selected: {short(getattr(selected, resource))} {word} ({percent(share)})"
-        marks = [_selected_mark(*at(selected), label, right, floor)]
-        title += f"; selected: {percent(share)}"
-    return picture(
-        title,
-        WIDTHS[screen],
-        250,
-        *_grid(left, right, top, floor, largest),
-        tag(
-            "polygon",
-            points=f"{way[0][0]:.1f},{floor} {line} {way[-1][0]:.1f},{floor}",
-            class_="under",
-        ),
-        tag("polyline", points=line, class_="line"),
-        *marks,
-        tag("text", "divergence (square-root scale)", x=right, y=top + 14, text_anchor="end"),
-        tag("text", word, x=right, y=246, text_anchor="end"),
-        class_=f"tradeoff {screen}",
-    )
-
-
-def _grid(left: float, right: float, top: float, bottom: float, largest: float) -> list[Markup]:
-    marks = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x, y = left + (right - left) * share, bottom - (bottom - top) * share
-        marks += [
-            tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid"),
-            tag("text", percent(share), x=x, y=bottom + 16, text_anchor="middle"),
-            tag("text", f"{largest * share**2:.2g}", x=left - 6, y=y + 4, text_anchor="end"),
-        ]
-    return marks
-
-
-def _selected_mark(x: float, y: float, label: str, right: float, bottom: float) -> Markup:
-    """Return the mark of a point, with its label on the right if there is room."""
-    return join(
-        tag("path", d=f"M{x:.1f} {y:.1f}V{bottom}", class_="guide"),
-        tag("circle", cx=x, cy=y, r=6.5, class_="dot"),
-        tag(
-            "text",
-            label,
-            x=min(x + 10, right - _LETTER * len(label)),
-            y=y - 10 if y > 50 else y + 24,  # below the label of the axis
-            class_="caption",
-        ),
     )
 
 

@@ -38,6 +38,17 @@ def seconds(value: int | float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def clock(value: int | float) -> str:
+    """Return a time as a clock shows it.
+
+    >>> clock(7.9), clock(3725)
+    ('0:07', '1:02:05')
+    """
+    minutes, rest = divmod(int(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def moment(date: str | None) -> str | None:
     """Return a date of a record for people.
 

@@ -1,13 +1,18 @@
 """The page: a self-contained HTML file from the template of the report."""
 
+import base64
+import hashlib
 import os
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from entrim.errors import SaveError
-from entrim.report import charts, ribbon, sections
+from entrim.report import charts, ribbon, sections, tradeoff
+from entrim.report.assessment import assess, next_steps
 from entrim.report.markup import bar
 from entrim.report.numbers import percent, power_of_ten, seconds
 from entrim.report.repeat import calls, command
@@ -33,12 +38,17 @@ def _environment() -> Environment:
     filters = (percent, power_of_ten, seconds, bar, command, sections.sentence)
     environment.filters |= {function.__name__: function for function in filters}
     names = {"charts": charts, "ribbon": ribbon, "sections": sections, "calls": calls}
+    script = files("entrim.report").joinpath("templates", "script.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    names |= {"trade": tradeoff, "script": Markup(script), "script_digest": digest}
     environment.globals |= names
     return environment
 
 
 def html(data: ReportData) -> str:
     """Return the report as one HTML page without external resources.
+
+    The page contains one script, pinned by its checksum; everything is readable without it.
 
     >>> import tempfile, torch, entrim
     >>> from entrim.report import html, read
@@ -49,8 +59,13 @@ def html(data: ReportData) -> str:
     >>> html(read(folder))[:15]
     '<!doctype html>'
     """
-    template = _environment().get_template("report.html.jinja")
-    return template.render(data=data, record=data.record, title=f"{data.record.model}{_TITLE}")
+    return template("report.html.jinja").render(
+        data=data,
+        record=data.record,
+        title=f"{data.record.model}{_TITLE}",
+        assessment=assess(data.record),
+        steps=next_steps(data),
+    )
 
 
 def write(folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> Path:
@@ -67,8 +82,21 @@ def write(folder: str | os.PathLike[str], file: str | os.PathLike[str] | None = 
     >>> write(folder).name
     'report.html'
     """
-    target = Path(folder) / FILE if file is None else Path(file)
-    page = html(read(folder))
+    return write_page(read(folder), Path(folder) / FILE if file is None else Path(file))
+
+
+def write_page(data: ReportData, target: Path) -> Path:
+    """Write the report of a run to a file."""
+    return save_page(html(data), target)
+
+
+def template(name: str) -> Template:
+    """Return one of the templates."""
+    return _environment().get_template(name)
+
+
+def save_page(page: str, target: Path) -> Path:
+    """Write a page to a file in one step."""
     try:
         atomic.write(target, page.encode())
     except OSError as error:

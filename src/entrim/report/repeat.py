@@ -42,6 +42,47 @@ def call(settings: Mapping[str, Any], seed: int | None = None) -> str:
     return f"entrim.sparsify({', '.join(['model', 'images', *budget, *options])})"
 
 
+_TARGETS = (
+    *("--params", "--macs", "--bytes", "--latency", "--max-error", "--agreement", "--confidence"),
+    *("--width", "--eps-w", "--eps-l2", "--eps", "--preset", "--solver", "--min-decrease", "--out"),
+)
+"""Options of a command that another target replaces; each has a value."""
+_FLAGS = ("--single-consumer", "--force", "--json", "--debug", "--verbose", "--dry-run")
+
+
+def resize(
+    commands: Sequence[Sequence[str]], record: Record, resource: str, value: int | float, out: str
+) -> str:
+    """Return the command, or the call without one, that prunes to another size."""
+    known = [words for words in commands if tuple(words[1:2]) == ("sparsify",)]
+    if known:
+        text = f"{100 * value:.4g}%" if isinstance(value, float) else str(value)
+        return command([*_without_target(known[-1]), f"--{resource}", text, "--out", out])
+    before = record.settings.get("budget") or {}
+    budget = {"type": "Budget", resource: value}
+    budget |= {name: before[name] for name in ("round_to", "depth") if name in before}
+    return call({**record.settings, "budget": budget}, record.seed)
+
+
+def _without_target(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without its target, its folder and flags of the output.
+
+    >>> _without_target(["sparsify", "n.py:Net", "--macs=50%", "--seed", "1", "--out", "a"])
+    ['sparsify', 'n.py:Net', '--seed', '1']
+    """
+    found, skipped = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_option = len(name) > 3 and name.startswith("--")
+        if skipped or (is_option and any(flag.startswith(name) for flag in _FLAGS)):
+            skipped = False
+        elif is_option and any(option.startswith(name) for option in _TARGETS):
+            skipped = not equals
+        else:
+            found.append(word)
+    return found
+
+
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from the defaults of `sparsify`."""
     return {name: value for name, value in settings.items() if value != DEFAULTS.get(name, value)}

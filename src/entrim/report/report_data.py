@@ -34,6 +34,7 @@ class ReportData:
     """The record of a run, its layers and its commands."""
 
     folder: str
+    """The folder of the run; empty if it is not saved."""
     record: Record
     layers: tuple[Layer, ...]
     """In the order of the modules of the network."""
@@ -50,7 +51,7 @@ class ReportData:
     ) -> "ReportData":
         """Return the data of a record; `tensors` are those of the original network."""
         return cls(
-            folder=str(folder),
+            folder="" if folder == Path() else str(folder),
             record=record,
             layers=layers_of(record, tensors),
             commands=tuple(map(tuple, commands)),

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entrim.records import GroupRecord, Holdout, LayerRecord, Record, Size, TradeOff
+from entrim.config import SIZES
+from entrim.records import GroupRecord, Holdout, LayerRecord, Record, Size
 from entrim.report.markup import Part, bar
 from entrim.report.numbers import moment, percent, seconds, short, size, times
 from entrim.report.report_data import Layer
 
 WORDS = {
-    "params": "parameters",
-    "macs": "MACs",
-    "bytes": "bytes",
+    **SIZES,
     "latency": "per forward pass",
     "max_error": "error",
     "agreement": "agreement",
@@ -126,21 +125,6 @@ def _layer_row(layer: Layer) -> Row:
     note = "; ".join(layer.reasons) or ("" if layer.included else "excluded")
     kept = percent(layer.after / max(layer.before, 1))
     return [layer.name, layer.before, layer.after, kept, note]
-
-
-def tradeoff_resource(budget: Mapping[str, Any]) -> str:
-    """Return the size on the horizontal axis of the trade-off curve."""
-    return next((name for name in ("params", "macs", "bytes") if budget.get(name)), "params")
-
-
-def tradeoff_rows(points: Sequence[TradeOff]) -> list[Row]:
-    """Return the points of the trade-off curve."""
-    return [_tradeoff_row(point) for point in points]
-
-
-def _tradeoff_row(point: TradeOff) -> Row:
-    sizes = (f"{value:,}" for value in (point.params, point.macs, point.bytes))
-    return [*sizes, f"{point.divergence:.3g}", "selected" if point.selected else ""]
 
 
 def describe_limits(budget: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
-"""Mirror images in the reconstruction, and the images that judge a refit."""
+"""Mirror images and mixtures in the reconstruction, and the images that judge a refit."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,14 @@ from entrim.calibration.tensor_store import Scratch
 from entrim.errors import BadSettingError
 from entrim.metrics import compare, mirror_error
 from entrim.reconstruction.layer import select_ridge
-from entrim.reconstruction.mirror import MirroredBatches, add_mirrored
-from entrim.reconstruction.sequential import INNER_SPLIT, _split_rows
+from entrim.reconstruction.sequential import _split_rows
+from entrim.reconstruction.views import (
+    ENOUGH_IMAGES,
+    INNER_SPLIT,
+    Views,
+    add_views,
+    mixtures_for,
+)
 from entrim.surgery.prune import prune
 from entrim.surgery.trace import trace
 from tests.pipeline.networks import chain, images
@@ -53,7 +61,7 @@ def test_the_error_of_an_invariant_network_is_zero() -> None:
 
 
 def test_mirrored_batches_follow_the_others() -> None:
-    batches = MirroredBatches(X.split(25))
+    batches = Views(statistics_of(chain(), 25).forward, is_mirrored=True, mixtures=0)
     tensors = [batch for batch in batches if isinstance(batch, Tensor)]
     assert len(batches) == len(tensors) == 6
     assert torch.equal(torch.cat(tensors), torch.cat([X, X.flip(-1)]))
@@ -65,15 +73,20 @@ def test_mirrored_batches_follow_the_others() -> None:
 def test_mirror_images_are_used_if_the_network_is_invariant(
     model: nn.Module, is_used: bool
 ) -> None:
-    with entrim.Pruner(model, X, calibration=entrim.Calibration(holdout=0)) as pruner:
+    options: dict[str, Any] = {
+        "calibration": entrim.Calibration(holdout=0),
+        "reconstruction": entrim.Reconstruction(mixtures=0),
+    }
+    with entrim.Pruner(model, X, **options) as pruner:
         record = pruner.prune(HALF).record
         assert pruner.reconstruction_pass.images == (120 if is_used else 60)
+        assert pruner.statistics.collection.images == pruner.reconstruction_pass.images
     assert any("mirror images" in note for note in record.notes) is is_used
 
 
 @pytest.mark.parametrize(("mirror", "count"), [(True, 96), (False, 48)])
 def test_the_choice_of_the_user_overrides_the_measurement(mirror: bool, count: int) -> None:
-    reconstruction = entrim.Reconstruction(mirror=mirror)
+    reconstruction = entrim.Reconstruction(mirror=mirror, mixtures=0)
     for model in (Symmetric(), chain()):
         with entrim.Pruner(model, X, reconstruction=reconstruction) as pruner:
             assert not any("mirror images" in note for note in pruner.prune(HALF).record.notes)
@@ -86,11 +99,66 @@ def test_mirror_images_of_tables_are_refused() -> None:
     entrim.sparsify(model, rows, HALF)
     with pytest.raises(BadSettingError, match="mirror=True needs a network"):
         entrim.sparsify(model, rows, HALF, reconstruction=entrim.Reconstruction(mirror=True))
+    with pytest.raises(BadSettingError, match="mixtures=2 needs a network"):
+        entrim.sparsify(model, rows, HALF, reconstruction=entrim.Reconstruction(mixtures=2))
+
+
+@pytest.mark.parametrize(
+    ("count", "mirrored", "expected"),
+    [(20, True, 23), (80, False, 5), (250, True, 0), (600, False, 0)],
+)
+def test_few_images_are_mixed_until_there_are_enough(
+    count: int, mirrored: bool, expected: int
+) -> None:
+    batch = torch.zeros(count, 3, 1, 1)
+    task = replace(statistics_of(chain(), 60).forward, batches=[batch])
+    found = mixtures_for(entrim.Reconstruction(), task, mirrored=mirrored)
+    assert found == expected
+    assert count * (1 + mirrored + found) <= max(ENOUGH_IMAGES, count * (1 + mirrored))
+    reestimated = entrim.Reconstruction(batchnorm="reestimate")
+    assert mixtures_for(reestimated, task, mirrored=mirrored) == 0
+    assert mixtures_for(entrim.Reconstruction(mixtures=2), task, mirrored=mirrored) == 2
+
+
+def test_the_default_reconstruction_of_few_images_uses_mixtures() -> None:
+    with entrim.Pruner(chain(), X, calibration=entrim.Calibration(holdout=0)) as pruner:
+        assert pruner.reconstruction_pass.views == 8
+        assert pruner.reconstruction_pass.images == 480
+
+
+def test_a_mixture_is_made_of_images_on_one_side_of_the_inner_split() -> None:
+    sides = torch.arange(20) % INNER_SPLIT == INNER_SPLIT - 1
+    values = sides.float()[:, None, None, None].expand(20, 1, 8, 8)
+    task = replace(statistics_of(chain(), 20).forward, batches=[values, values, values])
+    views = Views(task, is_mirrored=False, mixtures=8)
+    for number in range(3, len(views)):
+        mixed = views[number]
+        assert isinstance(mixed, Tensor)
+        assert torch.equal(mixed, values)
+    assert len(views) == 27
+
+
+def test_mixtures_differ_from_each_other_and_are_the_same_again() -> None:
+    task = statistics_of(chain(), 20).forward
+    views = Views(task, is_mirrored=True, mixtures=2)
+    first, again, second = (views[number] for number in (6, 6, 9))
+    assert isinstance(first, Tensor)
+    assert isinstance(again, Tensor)
+    assert isinstance(second, Tensor)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert bool((first.amin((0, 2, 3)) >= X[:20].amin((0, 2, 3))).all())
+
+
+@pytest.mark.parametrize("mixtures", [-1, True])
+def test_invalid_mixtures_are_refused(mixtures: object) -> None:
+    with pytest.raises(BadSettingError, match="mixtures must be"):
+        entrim.Reconstruction(mixtures=mixtures)  # pyright: ignore
 
 
 @pytest.mark.parametrize("batch_size", [60, 20, 7, 3])
 def test_an_image_and_its_mirror_image_are_on_one_side_of_the_inner_split(batch_size: int) -> None:
-    task = add_mirrored(statistics_of(chain(), batch_size).forward)
+    task = add_views(statistics_of(chain(), batch_size).forward, mirrored=True)
     sides = []
     for batch, size in enumerate(task.batch_sizes):
         fitting, judging = _split_rows(task, batch, size)
@@ -138,6 +206,12 @@ IMAGE_KINDS = (
     "GroupNorm",
     "BatchNorm without bias",
     "reused layers",
+    "Conv3d",
+    "pixel shuffle",
+    "functional convolution",
+    "BatchNorm of the batch at hand",
+    "LayerNorm over positions",
+    "activations of every kind",
 )
 
 

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+LIGHT := .venv/.light
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick coverage check docs fuzz format reproduce bench wheel
@@ -9,13 +10,18 @@ READY := .venv/.ready
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
-$(READY): pyproject.toml constraints.txt
+# The demo needs a fraction of the packages of the tests.
+$(LIGHT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[cli]"
+	touch $(LIGHT)
+
+$(READY): $(LIGHT)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[cli,compare,export,onnx,search,spartan]" --group dev
 	touch $(READY)
 
-demo: $(READY) ## train a small CNN on the digits of scikit-learn, prune it without labels, print a table
+demo: $(LIGHT) ## train a small CNN on the digits of scikit-learn, prune it without labels, print a table
 	$(BIN)/entrim demo
 
 test: $(READY) ## run the tests

@@ -25,6 +25,7 @@ PAGES = {
         "how-to/labels",
         "how-to/report",
         "how-to/export",
+        "how-to/deploy",
         "how-to/onnx",
         "command-line",
         "how-to/solver",
@@ -75,6 +76,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "backlinks",
     "mathml",
+    "parameters",
 ]
 
 html_theme = "furo"

@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 LIGHT := .venv/.light
+# Bytecode is cached even where the environment forbids it: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick coverage check docs fuzz format reproduce bench wheel

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from entrim import Measurement, Plan, apply_plan, measure, trace
+from entrim import Measurement, Plan, measure, trace
+from entrim.surgery.prune import prune
 from experiments.models import ZOO
 from experiments.paper.published import Table, layer_of, tables, widths
 
@@ -72,9 +73,9 @@ def graph_of(network: str) -> tuple[nn.Module, Any]:
 @functools.cache
 def prune_to(network: str, row: str) -> tuple[nn.Module, Measurement]:
     """Return our network at the published widths, without the last channels, and its cost."""
-    model, _ = graph_of(network)
+    model, graph = graph_of(network)
     plan = Plan({name: range(width) for name, width in widths(network, row).items()})
-    small = apply_plan(model, plan, ZOO[network].images(1))
+    small = prune(model, plan, ZOO[network].images(1), graph=graph).model
     return small, measure(small, ZOO[network].images(1), repeats=2)
 
 

@@ -38,6 +38,7 @@ from entrim.graph.channel_graph import ChannelGraph, Group, ResidualBlock
 from entrim.graph.eager import ExampleInputs
 from entrim.metrics import AgreementBound, Comparison, Kind, compare, min_images
 from entrim.planning.workload import ERROR_POINTS, LATENCY_POINTS, REPEATS, Work, Workload
+from entrim.reconstruction.layer import DEFAULT_RIDGE
 from entrim.selection.base import (
     ChannelRanking,
     ChannelSelection,
@@ -89,7 +90,11 @@ class Allocator:
     selector: Selector
     calibration: Calibration
     ridge: float | None
-    """The ridge of the refits that measure a sensitivity."""
+    """The ridge of the refits that measure a sensitivity.
+
+    `DEFAULT_RIDGE` if it is None, also for layers with few rows: unlike with guarded refits,
+    divergences then rise as groups become narrower.
+    """
     kinds: tuple[Kind, ...]
     """What the outputs of the network are."""
     holdout: CalibrationData
@@ -232,7 +237,7 @@ class Allocator:
             self.graph,
             self.statistics.consumers_of(*(ranking.group for ranking in rankings.values())),
             self.statistics.store,
-            self.ridge,
+            DEFAULT_RIDGE if self.ridge is None else self.ridge,
             self.calibration.sensitivity,
             self.calibration.outputs,
             narrow_batches=math.ceil(share * len(measured.programs)),

@@ -132,7 +132,7 @@ class SensitivityAnalyzer:
     graph: ChannelGraph
     readers: Sequence[BoundConsumer]
     grams: TensorStore
-    ridge: float | None
+    ridge: float
     sensitivity: Sensitivity | None = None
     """User-defined measure that replaces the divergence."""
     outputs: str | Sequence[str] = "auto"

@@ -61,7 +61,7 @@ def main() -> None:
             entrim.sparsify(
                 model,
                 images,
-                entrim.Budget(macs=0.5),
+                entrim.Budget(macs=0.3),
                 callbacks=[Deadline(0.0)],
                 checkpoint_dir=folder,
             )
@@ -69,7 +69,7 @@ def main() -> None:
             print(error)
         log = StageLog()
         result = entrim.sparsify(
-            model, images, entrim.Budget(macs=0.5), callbacks=[log], checkpoint_dir=folder
+            model, images, entrim.Budget(macs=0.3), callbacks=[log], checkpoint_dir=folder
         )
     print(f"{result.record.before.macs:,} -> {result.record.after.macs:,} MACs")
     print("stages:", ", ".join(log.seconds))

@@ -494,13 +494,14 @@ def resnet18(work: Work, seed: int = 0, *, quick: bool = False) -> TrainedModel:
 
 
 def _pretrained_cifar(work: Work, network: str, name: str, seed: int, quick: bool) -> TrainedModel:
+    model = load_pretrained(name)  # first: it may be missing, and the images may be a download
     train_set, test_set = (load_cifar10(part, _fetch_reporter(work)) for part in ("train", "test"))
     if quick:
         train_set, test_set = train_set[:QUICK_TRAIN_IMAGES], test_set[:QUICK_TEST_IMAGES]
     return TrainedModel(
         network=network,
         seed=seed,
-        model=load_pretrained(name),
+        model=model,
         normalization=PRETRAINED[name].normalization,
         train_set=train_set,
         val_set=test_set[:_VAL_IMAGES],

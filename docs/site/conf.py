@@ -18,6 +18,7 @@ PAGES = {
     "How to": [
         "how-to/size",
         "how-to/images",
+        "how-to/device",
         "how-to/trust",
         "how-to/layers",
         "how-to/paper",

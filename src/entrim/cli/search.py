@@ -133,7 +133,7 @@ def run(args: Namespace) -> int:
     check_unused(args, args.images, args.test_images)
     with explain_interruption(place, LOGS, "finished trials are"), reserve(place, _check_folder):
         print_reading(args.model, args.images)
-        model = read_model(args.model, args.weights)
+        model = read_model(args.model, args.weights, args.device)
         images = read_images(args, model)
         metric = read_metric(args, model)
         found = _run_search(place, model, images, metric, options)

@@ -721,6 +721,7 @@ class Pruner:
             pruned=fingerprint(values_of(pruned.model).values()),
         )
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
+        self.progress.report_result(record.settings, record.metrics())
         return SparsifyResult(
             model=pruned.model,
             plan=pruned.plan,

@@ -19,6 +19,7 @@ from entrim.cli.run_dir import (
     add_out,
     check_contents,
     explain_interruption,
+    next_command,
     read_source,
     require_run,
     reserve,
@@ -139,7 +140,8 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(_as_dict(better, place, page))
     else:
-        print_result("\n\n".join((size_table(better.record), outcome(better, place, page))))
+        parts = size_table(better.record), outcome(better, place, page), next_command(place)
+        print_result("\n\n".join(parts))
     return 0
 
 

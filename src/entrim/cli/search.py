@@ -22,6 +22,7 @@ from entrim.cli.options import add_groups, add_method, add_penalty, given, metho
 from entrim.cli.run_dir import (
     LOGS,
     explain_interruption,
+    next_command,
     reserve,
     result_summary,
     write_json,
@@ -250,7 +251,7 @@ def _print_summary(
     if saved is not None:
         trial, small, folder, page = saved
         print_result(f"\ntrial {trial.number}:\n{size_table(small.record)}")
-        print_result(f"\nsaved in {folder}, report {page}")
+        print_result(f"\nsaved in {folder}, report {page}\n\n{next_command(folder)}")
 
 
 def front_table(record: SearchRecord, metric: str) -> str:

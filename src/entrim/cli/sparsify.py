@@ -304,7 +304,9 @@ def _run_sizes(args: Namespace) -> int:
         found = [asdict(data.record.after) | {"folder": data.folder} for data in comparison.runs]
         print_json({"folder": str(place), "comparison": str(page), "runs": found})
     else:
-        print_result(f"{table(comparison.rows())}\n\nsaved in {place}, comparison {page}")
+        saved = f"saved in {place}, comparison {page}"
+        parts = table(comparison.rows()), saved, next_command(Path(folders[0]))
+        print_result("\n\n".join(parts))
     return 0
 
 

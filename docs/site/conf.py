@@ -53,6 +53,7 @@ PAGES = {
         "reference/errors",
     ],
     "Experiments": [
+        "gallery",
         "Reconstruction <sparsify>",
         "Budgets <budgets>",
         "Distillation <distill>",

@@ -40,8 +40,7 @@ def across(layers: Sequence[Layer]) -> Markup:
         tag(
             "text",
             _shorten(layer.name),
-            transform=f"translate({x + 4 * slanted:.1f},{below:.0f})"
-            + " rotate(-60)" * slanted,
+            transform=f"translate({x + 4 * slanted:.1f},{below:.0f})" + " rotate(-60)" * slanted,
             text_anchor="end" if slanted else "middle",
             class_="name",
         )

@@ -18,6 +18,7 @@ PAGES = {
     "How to": [
         "how-to/size",
         "how-to/images",
+        "how-to/device",
         "how-to/trust",
         "how-to/layers",
         "how-to/paper",
@@ -52,6 +53,7 @@ PAGES = {
         "reference/errors",
     ],
     "Experiments": [
+        "gallery",
         "Reconstruction <sparsify>",
         "Budgets <budgets>",
         "Distillation <distill>",

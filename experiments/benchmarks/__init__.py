@@ -21,6 +21,7 @@ BENCHMARKS = {
     "stop": "where the paper's alternation stops",
     "readings": "readings of the paper on VGG-16",
     "resuming": "cost of checkpoints, and the time they save",
+    "gallery": "five networks before and after, with charts",
     "paper": "plots of the paper's tables, from their records",
 }
 """What each module measures."""
@@ -37,5 +38,6 @@ IN_PARTS = (
     "readings",
     "searches",
     "onnx",
+    "gallery",
 )
 """Modules whose `main` takes networks or parts to measure; none means all."""

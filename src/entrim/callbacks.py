@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from entrim.errors import BadSettingError
 
@@ -80,6 +80,11 @@ class Callback(Protocol):
 
     def on_stage_end(self, stage: str, seconds: float) -> None:
         """Handle the end of a stage that took `seconds`."""
+
+    def on_result(
+        self, run: str, settings: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> None:
+        """Handle the result of a call: its options as plain data, and `Record.metrics()`."""
 
     def on_run_end(self, run: str, seconds: float) -> None:
         """Handle the end of a call that took `seconds`; it is also called after an error."""
@@ -308,6 +313,11 @@ class Progress:
             event = replace(event, run_share=share, run_seconds_left=left)
         for callback in self.callbacks:
             callback.on_step(event)
+
+    def report_result(self, settings: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Report the result of the open run."""
+        for callback in self.callbacks:
+            callback.on_result(self._run or "", settings, metrics)
 
     def warn(self, note: str, category: type[UserWarning]) -> None:
         """Issue a warning, and store it for the record."""

@@ -51,6 +51,7 @@ from entrim.graph.eager import (
     copy_without_hooks,
     isolate_random_state,
     leaves,
+    move_inputs,
     neutral_context,
     samples,
     unwrap,
@@ -201,7 +202,9 @@ class Pruner:
         held = calibration.holdout_size(self.images.count)
         self.fitting_images, self.holdout_images = self.images.split(held, seed)
         first = self.fitting_images.batch(slice(0, EXAMPLES))
-        self.example_inputs: ExampleInputs = first if example_inputs is None else example_inputs
+        self.example_inputs: ExampleInputs = (
+            first if example_inputs is None else move_inputs(example_inputs, self.images.device)
+        )
         self.is_closed = False
         self.fits: list[LayerFit] = []
         """The layers that the last reconstruction refitted."""
@@ -718,6 +721,7 @@ class Pruner:
             pruned=fingerprint(values_of(pruned.model).values()),
         )
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
+        self.progress.report_result(record.settings, record.metrics())
         return SparsifyResult(
             model=pruned.model,
             plan=pruned.plan,

@@ -276,6 +276,24 @@ class Record:
         """Show the table in IPython and notebooks."""
         printer.text(str(self))
 
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the run by names such as "macs/after", for experiment trackers."""
+        sizes = ("params", "macs", "bytes", "latency")
+        found = {
+            f"{name}/{when}": float(getattr(size, name))
+            for when, size in (("before", self.before), ("after", self.after))
+            for name in sizes
+        }
+        if self.error is not None:
+            found["error/fitting"] = self.error
+        if self.holdout is not None:
+            for name in ("agreement", "divergence", "error"):
+                if (estimate := getattr(self.holdout, name)) is not None:
+                    found[f"{name}/unseen"] = estimate.value
+        if self.distilled is not None:
+            found |= {"loss/before": self.distilled.before, "loss/after": self.distilled.after}
+        return found | {f"seconds/{stage}": value for stage, value in self.seconds.items()}
+
     def to_json(self) -> str:
         """Return the record as JSON."""
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)})

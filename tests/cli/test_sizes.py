@@ -25,6 +25,7 @@ def test_several_sizes_are_runs_with_one_comparison(
         assert data.command == ("entrim", *WORDS, "--macs", f"{share:.0%}", "--out", data.folder)
         assert (place / name / "report.html").exists()
         assert name in done.out
+    assert done.out.splitlines()[-1].startswith(f"next: entrim export {place}/macs-60 ")
     page = (place / "compare.html").read_text()
     assert "Content-Security-Policy" in page
     assert not re.search("https?:|<script", page)

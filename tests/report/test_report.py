@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,9 +11,10 @@ import torch
 import entrim
 from entrim.errors import LoadError, SaveError
 from entrim.records import Distilled, Guarantee, Record, Score
+from entrim.report import ribbon
 from entrim.report.markup import tag
 from entrim.report.page import html, write
-from entrim.report.report_data import read
+from entrim.report.report_data import Layer, read
 from tests.report.runs import HOSTILE, network, save_budget_run, save_penalty_run, visible_text
 
 
@@ -318,3 +320,12 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_tags_escape_text() -> None:
     assert tag("a", "<b>", tag("i", "&"), title='"') == '<a title="&#34;">&lt;b&gt;<i>&amp;</i></a>'
+
+
+def test_long_names_of_many_layers_are_inside_of_the_picture() -> None:
+    layers = [Layer(name=f"node_convolution_{k}", before=16, after=8) for k in range(56)]
+    drawn = str(ribbon.across(layers))
+    names = re.findall(r'translate\(([\d.]+),[\d.]+\) rotate\(-60\)"[^>]*>([^<]*)', drawn)
+    assert len(names) == len(layers)
+    for x, name in names:
+        assert float(x) - 6 * len(name) * math.cos(math.radians(60)) >= 0, name

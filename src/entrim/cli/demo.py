@@ -86,7 +86,7 @@ def run(args: Namespace) -> int:
     place = Path(args.out)
     with reserve(place, check_folder), ProgressDisplay() as progress:
         torch.manual_seed(0)
-        x, y = _digits()
+        x, y = digits()
         training, test = (x[:TRAINING], y[:TRAINING]), (x[TRAINING:], y[TRAINING:])
         model = network()
         train(model, *training, progress)
@@ -223,7 +223,8 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return 100 * float((model(x).argmax(1) == y).double().mean())
 
 
-def _digits() -> tuple[Tensor, Tensor]:
+def digits() -> tuple[Tensor, Tensor]:
+    """Return the images of scikit-learn between 0 and 1, in random order, and their classes."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from entrim.cli.console import print_json, print_reading, print_result, size_table
 from entrim.cli.images import add_images, check_unused, read_images
-from entrim.cli.model import read_model
+from entrim.cli.model import add_device, read_model
 from entrim.cli.options import given
 from entrim.cli.run_dir import (
     IMAGE_OPTIONS,
     add_out,
     check_contents,
     explain_interruption,
+    next_command,
     read_source,
     require_run,
     reserve,
@@ -62,6 +63,7 @@ def add(subparsers: Any) -> ArgumentParser:
     parser.add_argument("folder", metavar="DIR", help="the folder of a run")
     parser.add_argument("--model", metavar="MODEL", help="the network before pruning")
     parser.add_argument("--weights", metavar="FILE", help="its weights, as it was pruned with")
+    add_device(parser)
     add_images(parser, required=False, count=5000)
     parser.set_defaults(scale=None)
     add_score(parser, "optional, for labeled images: the score before and after training")
@@ -127,7 +129,7 @@ def run(args: Namespace) -> int:
         reserve(place, check),
     ):
         print_reading(args.model, args.images)
-        model = read_model(args.model, args.weights)
+        model = read_model(args.model, args.weights, args.device)
         pruned = SparsifyResult.load(model, args.folder)
         images, metric = read_images(args, model), optional_metric(args, model)
         better = add_scores(_distill(args, pruned, images, distillation, checkpoints), metric)
@@ -138,7 +140,8 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(_as_dict(better, place, page))
     else:
-        print_result("\n\n".join((size_table(better.record), outcome(better, place, page))))
+        parts = size_table(better.record), outcome(better, place, page), next_command(place)
+        print_result("\n\n".join(parts))
     return 0
 
 
@@ -207,7 +210,7 @@ def _fill_in(args: Namespace) -> None:
 
 def _teacher(args: Namespace) -> nn.Module | None:
     if args.teacher is not None:
-        return read_model(args.teacher, args.teacher_weights)
+        return read_model(args.teacher, args.teacher_weights, args.device)
     if args.teacher_weights is not None:
         raise CommandError("--teacher-weights needs a network: pass --teacher MODEL too")
     return None

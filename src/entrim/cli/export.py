@@ -119,7 +119,7 @@ def _accuracy(answer: Answer, saved: SavedModel) -> float | None:
             f"the first output has shape {tuple(scores.shape)}, and accuracies need one score per "
             "class: leave --labels out"
         )
-    return 100 * float((scores.argmax(1) == saved.labels).double().mean())
+    return 100 * float((scores.argmax(1).cpu() == saved.labels).double().mean())
 
 
 def _format_table(rows: Sequence[Row], saved: SavedModel, before: float | None) -> str:

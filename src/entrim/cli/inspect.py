@@ -70,8 +70,9 @@ def add(subparsers: Any) -> ArgumentParser:
 def run(args: Namespace) -> int:
     """Print the tree."""
     print_reading(args.model, None)
-    model = read_model(args.model, args.weights)
+    model = read_model(args.model, args.weights, args.device)
     inputs = torch.randn(2, *args.shape, generator=torch.Generator().manual_seed(0))
+    inputs = inputs.to(args.device)
     macs = _macs(model, inputs)
     graph = trace(model, inputs)
     found = list(entries(model, graph, macs))

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 
 from entrim import onnx
 from entrim.cli.pretrained import read_pretrained
@@ -26,7 +27,7 @@ _MODES = ("train", "training")
 """Names of the argument of operations that is off in eval mode."""
 
 
-def read_program(file: Path) -> nn.Module:
+def read_program(file: Path, device: torch.device | None = None) -> nn.Module:
     """Return the network of an exported program. Reading it can execute code."""
     if not file.is_file():
         raise CommandError(f"there is no file {file}: name a program that torch.export.save wrote")
@@ -41,6 +42,8 @@ def read_program(file: Path) -> nn.Module:
         ) from error
     _check_batch_size(program, file)
     _check_training(program.graph, file)
+    if device is not None:
+        program = move_to_device_pass(program, device)
     model = program.module()
     for module in model.modules():
         for forbidden in ("train", "eval"):  # they raise; the mode is fixed and correct
@@ -93,16 +96,43 @@ def add_model(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--weights", metavar="FILE", help="state dict of the network: .safetensors, or .pt"
     )
+    add_device(parser)
 
 
-def read_model(where: str, weights: str | None) -> nn.Module:
+def add_device(parser: ArgumentParser) -> None:
+    """Add the argument that names the device of the network."""
+    parser.add_argument(
+        "--device",
+        metavar="cuda",
+        help="device that computes, such as cuda or cuda:1 (default: cpu)",
+    )
+
+
+def find_device(name: str | None) -> torch.device | None:
+    """Return the device called `name`; refuse one that this PyTorch cannot use."""
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # raises on the meta device, too
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise CommandError(
+            f"--device {name} cannot be used ({reason}): pass a device of this machine, such as "
+            "cpu, or install a PyTorch that supports it"
+        ) from error
+    return device
+
+
+def read_model(where: str, weights: str | None, device: str | None = None) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is executed; weights are data only.
 
     A network of a library has its trained weights if there are no others.
     """
     _check_temporary_folder()
+    place = find_device(device)
     if where.endswith(".pt2"):
-        model = read_program(Path(where))
+        model = read_program(Path(where), place)
     elif where.endswith(".onnx"):
         model = onnx.load(where)
     else:
@@ -111,7 +141,7 @@ def read_model(where: str, weights: str | None) -> nn.Module:
             model = _build(read_object(where, "network", "factory"), where)
     if weights is not None:
         _load_weights(model, Path(weights))
-    return model.eval()
+    return model.eval().to(place)
 
 
 def _check_temporary_folder() -> None:

@@ -22,6 +22,7 @@ from entrim.cli.options import add_groups, add_method, add_penalty, given, metho
 from entrim.cli.run_dir import (
     LOGS,
     explain_interruption,
+    next_command,
     reserve,
     result_summary,
     write_json,
@@ -133,7 +134,7 @@ def run(args: Namespace) -> int:
     check_unused(args, args.images, args.test_images)
     with explain_interruption(place, LOGS, "finished trials are"), reserve(place, _check_folder):
         print_reading(args.model, args.images)
-        model = read_model(args.model, args.weights)
+        model = read_model(args.model, args.weights, args.device)
         images = read_images(args, model)
         metric = read_metric(args, model)
         found = _run_search(place, model, images, metric, options)
@@ -250,7 +251,7 @@ def _print_summary(
     if saved is not None:
         trial, small, folder, page = saved
         print_result(f"\ntrial {trial.number}:\n{size_table(small.record)}")
-        print_result(f"\nsaved in {folder}, report {page}")
+        print_result(f"\nsaved in {folder}, report {page}\n\n{next_command(folder)}")
 
 
 def front_table(record: SearchRecord, metric: str) -> str:

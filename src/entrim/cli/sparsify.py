@@ -234,7 +234,7 @@ def run(args: Namespace) -> int:
         reserve(place, check),
     ):
         print_reading(args.model, args.images)
-        model = read_model(args.model, args.weights)
+        model = read_model(args.model, args.weights, args.device)
         images = read_images(args, model)
         metric = optional_metric(args, model)
         with ProgressDisplay(verbose=args.verbose) as progress:
@@ -275,7 +275,7 @@ def _run_sizes(args: Namespace) -> int:
         reserve(place, check),
     ):
         print_reading(args.model, args.images)
-        model = read_model(args.model, args.weights)
+        model = read_model(args.model, args.weights, args.device)
         images = read_images(args, model)
         metric, options = optional_metric(args, model), dict(sizes[0][1])
         target = options.pop("budget")
@@ -304,7 +304,9 @@ def _run_sizes(args: Namespace) -> int:
         found = [asdict(data.record.after) | {"folder": data.folder} for data in comparison.runs]
         print_json({"folder": str(place), "comparison": str(page), "runs": found})
     else:
-        print_result(f"{table(comparison.rows())}\n\nsaved in {place}, comparison {page}")
+        saved = f"saved in {place}, comparison {page}"
+        parts = table(comparison.rows()), saved, next_command(Path(folders[0]))
+        print_result("\n\n".join(parts))
     return 0
 
 
@@ -317,7 +319,7 @@ def _continued(place: Path, args: Namespace) -> tuple[str, ...]:
 def _estimate(args: Namespace, options: dict[str, Any]) -> int:
     """Print the expected cost of the run."""
     print_reading(args.model, args.images)
-    model = read_model(args.model, args.weights)
+    model = read_model(args.model, args.weights, args.device)
     images = read_images(args, model)
     target = options.pop("budget", None)
     calibration = calibration_for(target, options.pop("calibration", Calibration()))

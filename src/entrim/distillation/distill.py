@@ -135,15 +135,22 @@ def distill(
         seed=distillation.seed,
     )
     store = CheckpointStore.at(checkpoint_dir)
-    with progress.run("distill"), progress.stage("distill"):
-        if progress.callbacks:
-            progress.report(_estimate(result.model, task, config))
-        trained = train(
-            result.model, task, config, checkpoints=store, stage="distill", report=progress.report
-        )
-    if store is not checkpoint_dir:
-        store.remove()
-    return _result(result, trained, task.count, held, asdict(distillation), data.holdout)
+    options = asdict(distillation)
+    with progress.run("distill"):
+        with progress.stage("distill"):
+            if progress.callbacks:
+                progress.report(_estimate(result.model, task, config))
+            trained = train(
+                *(result.model, task, config),
+                checkpoints=store,
+                stage="distill",
+                report=progress.report,
+            )
+        if store is not checkpoint_dir:
+            store.remove()
+        better = _result(result, trained, task.count, held, options, data.holdout)
+        progress.report_result(options, better.record.metrics())
+    return better
 
 
 def _teacher(result: SparsifyResult, teacher: nn.Module | None) -> nn.Module:

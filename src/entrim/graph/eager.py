@@ -51,6 +51,11 @@ def copy_inputs(
     return pytree.tree_map_only(Tensor, copy_tensor, arguments(example_inputs))
 
 
+def move_inputs(example_inputs: ExampleInputs, device: torch.device) -> ExampleInputs:
+    """Return the inputs with all tensors on `device`."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), example_inputs)
+
+
 def call(model: nn.Module, example_inputs: ExampleInputs) -> Any:
     """Return the output of `model` on a copy of the inputs, because it may modify them."""
     args, kwargs = copy_inputs(example_inputs)

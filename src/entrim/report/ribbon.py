@@ -13,6 +13,8 @@ Point = tuple[int | float, int | float]
 Turn = Callable[[int | float, int | float], Point]
 _FLAT = 0.28
 """The part of a step, on either side, with the constant width of its layer."""
+_LETTER = 6.4
+"""The approximate width of a letter."""
 _UNEVEN = 24
 """The ratio of widths from which on their square roots are drawn."""
 
@@ -25,16 +27,20 @@ def uses_square_roots(layers: Sequence[Layer]) -> bool:
 def across(layers: Sequence[Layer]) -> Markup:
     """Return the ribbon from left to right, for wide screens."""
     step = max(15.0, 1000 / len(layers))
-    span, middle, most = step * len(layers), 130.0, 110.0
-    names = 16 + 6.4 * max(len(_shorten(layer.name)) for layer in layers)
-    slanted = step < 90
+    middle, most = 130.0, 110.0
+    lengths = [16 + _LETTER * len(_shorten(layer.name)) for layer in layers]
+    slanted, counted = step < 90, step >= 24
     places = [step * (k + 0.5) for k in range(len(layers))]
+    if slanted:  # a name ends below its layer, and must not begin outside of the picture
+        margin = max(0.0, *(size / 2 - x for size, x in zip(lengths, places, strict=True)))
+        places = [margin + x for x in places]
+    span = places[-1] + step / 2
+    below = 2 * middle + (30 if counted else 6) if slanted else 2 * middle + 22
     marks = [
         tag(
             "text",
             _shorten(layer.name),
-            transform=f"translate({x + 4 * slanted:.1f},{2 * middle + 22 + 8 * slanted:.0f})"
-            + " rotate(-60)" * slanted,
+            transform=f"translate({x + 4 * slanted:.1f},{below:.0f})" + " rotate(-60)" * slanted,
             text_anchor="end" if slanted else "middle",
             class_="name",
         )
@@ -43,12 +49,12 @@ def across(layers: Sequence[Layer]) -> Markup:
     for layer, x in zip(layers, places, strict=True):
         if not slanted:
             marks.append(_words(_change(layer), x, 2 * middle + 4, "count"))
-        elif step >= 24:
+        elif counted:
             marks += [
                 _words(str(layer.before), x, 2 * middle - 2, "name"),
                 _words(str(layer.after), x, 2 * middle + 13, "count"),
             ]
-    height = 2 * middle + (26 + names * math.sin(math.pi / 3) if slanted else 34)
+    height = below + (max(lengths) * math.sin(math.pi / 3) - 4 if slanted else 12)
     drawn = _bands(layers, places, step, middle, most, lambda a, b: (a, b), "across")
     return picture(_description(layers), span, height, drawn, *marks, class_="ribbon wide")
 

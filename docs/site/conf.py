@@ -19,6 +19,7 @@ PAGES = {
         "how-to/size",
         "how-to/images",
         "how-to/trust",
+        "how-to/federated",
         "how-to/layers",
         "how-to/paper",
         "how-to/recover",

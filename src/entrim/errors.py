@@ -95,6 +95,10 @@ class BadImagesError(EntrimError, ValueError):
     """The images cannot be used for calibration."""
 
 
+class MomentsError(EntrimError, ValueError):
+    """Moments of a network are damaged, belong to another network, or are counted twice."""
+
+
 class BudgetError(EntrimError, ValueError):
     """No pruned network satisfies the budget."""
 

@@ -33,7 +33,6 @@ from entrim.config import (
     check_seed,
     check_type,
     explain_options,
-    list_patterns,
     to_plain,
 )
 from entrim.display.bars import displays
@@ -44,6 +43,8 @@ from entrim.errors import (
     CalibrationWarning,
     NothingCutWarning,
 )
+from entrim.federated.network_moments import NetworkMoments
+from entrim.federated.prune import prune_from_moments
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import (
     ExampleInputs,
@@ -93,7 +94,7 @@ from entrim.selection.base import (
     group_statistics,
 )
 from entrim.selection.entropic import select_channels, stronger_penalty
-from entrim.selection.targets import TargetResolver, describe_selector, find_selector
+from entrim.selection.targets import TargetResolver, describe_selector
 from entrim.storage.checkpoint import CheckpointStore, fingerprint, identity_of
 from entrim.surgery.plan import Plan
 from entrim.surgery.prune import PrunedModel, prune
@@ -175,10 +176,7 @@ class Pruner:
         self.model = unwrap(model)
         self.reconstruction = check_type("reconstruction", reconstruction, Reconstruction)
         self.calibration = check_type("calibration", calibration, Calibration)
-        self.include, self.exclude = list_patterns(include), list_patterns(exclude)
-        self.selector = find_selector(selector)
-        solved = self.reconstruction is not None and not self.reconstruction.refits
-        self.resolver = TargetResolver(self.selector, solved, self.include, self.exclude)
+        self.resolver = TargetResolver.of(selector, self.reconstruction, include, exclude)
         self.seed = check_seed(seed)
         self.progress = Progress.of(displays(callbacks))
         self.checkpoints = CheckpointStore.at(checkpoint_dir)
@@ -790,10 +788,10 @@ class Pruner:
         """Return the options of a run as plain data."""
         return {
             "budget": to_plain(target),
-            "selector": describe_selector(self.selector),
+            "selector": describe_selector(self.resolver.selector),
             "reconstruction": to_plain(self.reconstruction),
-            "include": self.include,
-            "exclude": self.exclude,
+            "include": self.resolver.include,
+            "exclude": self.resolver.exclude,
             "calibration": to_plain(self.calibration),
         }
 
@@ -805,7 +803,7 @@ class Pruner:
     @cached_property
     def _identity(self) -> dict[str, str]:
         """Digests of everything except the target on which the results depend."""
-        options = [self.settings(None), to_plain(getattr(self.selector, "__dict__", {}))]
+        options = [self.settings(None), to_plain(getattr(self.resolver.selector, "__dict__", {}))]
         return identity_of(
             self.statistics.forward, self.images, self.example_inputs, options, self._run_seed
         )
@@ -814,7 +812,7 @@ class Pruner:
 @explain_options
 def sparsify(
     model: nn.Module,
-    images: Images,
+    images: Images | NetworkMoments,
     budget: Target | None = None,
     *,
     selector: str | Selector = "auto",
@@ -835,8 +833,11 @@ def sparsify(
     ----------
     model : nn.Module
         The network; it is not modified.
-    images : Tensor or iterable
-        A few hundred images without labels, normalized as in the network's training.
+    images : Tensor, iterable or NetworkMoments
+        A few hundred images without labels, normalized as in the network's training. Or their
+        second moments, from `collect` and `merge`: the target is then `Widths` or an
+        `EntropicPenalty`, layers are refitted independently, and fields of `calibration` for images
+        have no effect.
     budget : Budget, Widths or EntropicPenalty, optional
         The requested size: limits, widths, or the penalty of the paper. If omitted, the widths are
         selected at the knee of the trade-off between cost and divergence.
@@ -856,6 +857,23 @@ def sparsify(
     4
     """
     own = not isinstance(checkpoint_dir, CheckpointStore)
+    if isinstance(images, NetworkMoments):
+        checkpoints = CheckpointStore.at(checkpoint_dir)
+        result = prune_from_moments(
+            model,
+            images,
+            budget,
+            resolver=TargetResolver.of(selector, reconstruction, include, exclude),
+            reconstruction=reconstruction,
+            calibration=calibration,
+            example_inputs=example_inputs,
+            progress=Progress.of(displays(callbacks)),
+            checkpoints=checkpoints,
+            seed=check_seed(seed),
+        )
+        if own:
+            checkpoints.remove()
+        return result
     calibration = calibration_for(budget, calibration)
     pruner = Pruner(
         model,

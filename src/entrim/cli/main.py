@@ -14,7 +14,19 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import entrim
-from entrim.cli import compare, completion, demo, distill, export, inspect, report, search, sparsify
+from entrim.cli import (
+    collect,
+    compare,
+    completion,
+    demo,
+    distill,
+    export,
+    inspect,
+    merge,
+    report,
+    search,
+    sparsify,
+)
 from entrim.cli.console import (
     Parser,
     discard_stdout,
@@ -27,7 +39,7 @@ from entrim.cli.console import (
 from entrim.errors import CommandError, EntrimError
 
 COMMANDS = (
-    demo, inspect, sparsify, search, distill, export, report, compare, completion
+    demo, inspect, sparsify, search, distill, export, report, compare, collect, merge, completion
 )  # fmt: skip
 _EPILOG = """\
 Exit codes: 0 success; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from entrim.cli import units
 from entrim.cli.console import (
@@ -25,6 +25,7 @@ from entrim.cli.distill import outcome
 from entrim.cli.images import add_images, check_unused, read_arrays, read_images
 from entrim.cli.model import add_model, read_model
 from entrim.cli.options import (
+    CALIBRATION,
     PENALTY,
     add_groups,
     add_method,
@@ -55,6 +56,7 @@ from entrim.config import SIZES, Budget, Calibration, Distillation, Target, Widt
 from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
 from entrim.errors import CommandError, OtherRunError
+from entrim.federated.network_moments import NetworkMoments
 from entrim.pipeline import Pruner, calibration_for, sparsify
 from entrim.records import Record
 from entrim.report.comparison import RunComparison, headings_of
@@ -79,7 +81,8 @@ examples:
       --out small
   entrim sparsify nets.py:VGG --images x.npy --macs 30%,50%,70% --out sizes
   entrim sparsify detector.onnx --images photos/ --resize 640,640 --macs 50% --out small
-  entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
+  entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small
+  entrim sparsify nets.py:VGG --moments all.safetensors --width 0.5 --out small"""
 _LIMITS = ("params", "macs", "bytes", "latency", "max_error", "agreement")
 _STRENGTHS = ("eps_w", "eps_l2", "eps", "preset")
 _KINDS = {"budget": _LIMITS, "widths": ("width",), "penalty": _STRENGTHS}
@@ -98,7 +101,7 @@ def add(subparsers: Any) -> ArgumentParser:
         epilog=_EXAMPLES,
     )
     add_model(parser)
-    add_images(parser)
+    add_images(parser, moments=True)
     add_score(parser, "optional, for labeled images: the score before and after pruning")
     add_out(parser)
     parser.add_argument(
@@ -218,6 +221,8 @@ def _add_selection(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Prune, save, report, print a summary."""
+    if args.moments is not None:
+        _check_moments(args)
     if any(isinstance(getattr(args, kind), tuple) for kind in SIZES):
         return _run_sizes(args)
     place, options = Path(args.out), options_of(args)
@@ -233,9 +238,9 @@ def run(args: Namespace) -> int:
         explain_interruption(place, UNFINISHED, "finished steps are"),
         reserve(place, check),
     ):
-        print_reading(args.model, args.images)
+        print_reading(args.model, args.moments or args.images)
         model = read_model(args.model, args.weights)
-        images = read_images(args, model)
+        images = _read_source(args, model)
         metric = optional_metric(args, model)
         with ProgressDisplay(verbose=args.verbose) as progress:
             small = sparsify(
@@ -400,11 +405,33 @@ def _selector_of(args: Namespace, target: Target | None) -> str | Selector | Non
     return EntropicSelector(coupling=args.coupling)
 
 
-def _example_inputs(images: Tensor, batch: int | None) -> Tensor | None:
+def _check_moments(args: Namespace) -> None:
+    """Refuse options that need images if there are only moments."""
+    needing = [*_LIMITS, "recover", "dry_run", "batch", *CALIBRATION]
+    if names := given(args, needing):
+        raise CommandError(
+            f"{option_names(names)} needs images, and --moments contains none: pass --width or a "
+            "penalty, or --images"
+        )
+    if args.labels is not None and args.test_images is None:
+        raise CommandError("--labels needs images: pass --test-images too")
+
+
+def _read_source(args: Namespace, model: nn.Module) -> Tensor | NetworkMoments:
+    """Return the images, or the moments instead of them."""
+    if args.moments is None:
+        return read_images(args, model)
+    return NetworkMoments.load(args.moments)
+
+
+def _example_inputs(images: Tensor | NetworkMoments, batch: int | None) -> Tensor | None:
     """Return the images of the timed pass, if their number was given."""
-    if batch is not None and not 1 <= batch <= len(images):
+    if batch is None:
+        return None
+    assert isinstance(images, Tensor)
+    if not 1 <= batch <= len(images):
         raise CommandError(f"--batch is {batch}: pass 1 to {len(images)}, the number of images")
-    return None if batch is None else images[:batch]
+    return images[:batch]
 
 
 def _read_scores(file: Path) -> dict[str, Tensor]:

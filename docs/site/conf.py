@@ -20,6 +20,7 @@ PAGES = {
         "how-to/images",
         "how-to/trust",
         "how-to/federated",
+        "how-to/distributed",
         "how-to/layers",
         "how-to/paper",
         "how-to/recover",

@@ -152,6 +152,10 @@ class BudgetError(EntrimError, ValueError):
         )
 
 
+class DistributedError(EntrimError, RuntimeError):
+    """A rank of a process group failed, ended, or has other inputs than the first one."""
+
+
 class SearchError(EntrimError, RuntimeError):
     """All trials of a search failed."""
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,7 @@ from entrim.config import (
     to_plain,
 )
 from entrim.display.bars import displays
+from entrim.distributed.world import World
 from entrim.entropic.solution import Part
 from entrim.errors import (
     BadImagesError,
@@ -178,8 +179,10 @@ class Pruner:
         self.calibration = check_type("calibration", calibration, Calibration)
         self.resolver = TargetResolver.of(selector, self.reconstruction, include, exclude)
         self.seed = check_seed(seed)
-        self.progress = Progress.of(displays(callbacks))
+        self.world = World.current()
+        self.progress = Progress.of(displays(callbacks) if self.world.is_root else ())
         self.checkpoints = CheckpointStore.at(checkpoint_dir)
+        self.checkpoints.world = self.world
         self.checkpoints.types = {kind.__name__: kind for kind in TYPES}
         folder = calibration.scratch_dir
         self.scratch = Scratch(
@@ -256,7 +259,9 @@ class Pruner:
         self._check_target(target)
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
             torch.manual_seed(self._run_seed or 0)
-            identity = {} if self.checkpoints.folder is None else self._identity
+            alone = self.world.size == 1
+            identity = {} if self.checkpoints.folder is None and alone else self._identity
+            self.world.check_equal({**identity, "target": str(to_plain(target))})
             with self.checkpoints.open(identity) as finished:
                 self._expect(target)
                 if finished:
@@ -395,16 +400,24 @@ class Pruner:
             return self.allocator.allocate(target, targets)
         groups = self.prunable_groups(targets)
         keys = {group.name: f"selection in {group.name} for {target!r}" for group in groups}
-        self.collect(group for group in groups if not self.checkpoints.has(keys[group.name]))
-        found = {}
+        known = {group.name: self.checkpoints.get(keys[group.name]) for group in groups}
+        own = [
+            group
+            for number, group in enumerate(groups)
+            if known[group.name] is None and self.world.owns(number)
+        ]
+        self.collect(own)
         report = self._steps("select", self.workload.selection(groups, targets))
         with self.progress.stage("select"):
-            for group in groups:
-                work = partial(self._select_in, group, targets[group.name])
-                found[group.name] = self.checkpoints.get_or_compute(keys[group.name], work)
-                kept = f"{len(found[group.name].kept)} of {group.channels}"
-                report(group.name, kept, keys[group.name], is_final=True)
-        return Selection(found, targets)
+            restored = [(name, one) for name, one in known.items() if one is not None]
+            selected = ((g.name, self._select_in(g, targets[g.name])) for g in own)
+            for name, one in chain(restored, self.world.exchange(selected)):
+                if known[name] is None:
+                    self.checkpoints.put(keys[name], one)
+                known[name] = one
+                kept = f"{len(one.kept)} of {self.graph.group(name).channels}"
+                report(name, kept, keys[name], is_final=True)
+        return Selection(known, targets)
 
     @neutral_context()
     @isolate_random_state()
@@ -499,6 +512,7 @@ class Pruner:
             collect=self._collect_consumers,
             reconstruct=self._tensors,
             plan=self._reconstruct,
+            world=self.world,
         )
 
     # Steps
@@ -512,6 +526,7 @@ class Pruner:
         forward: Pass | None = None,
         on_layer: Callable[[LayerFit], None] = lambda _: None,
         cached: Cached = lambda _, run: run(),
+        world: World = World(),  # noqa: B008
     ) -> dict[str, Tensor]:
         """Return all tensors after the reconstruction on the images of `forward`."""
         return reconstruct(
@@ -522,6 +537,7 @@ class Pruner:
             collect=self._collect_consumers,
             on_layer=on_layer,
             cached=cached,
+            world=world,
         )
 
     def _reconstruct(self, selection: Mapping[str, ChannelSelection]) -> Plan:
@@ -559,7 +575,7 @@ class Pruner:
                     CalibrationWarning,
                 )
 
-        tensors = self._tensors(selection, None, on_layer, cached)
+        tensors = self._tensors(selection, None, on_layer, cached, self.world)
         self._note_fewer_images()
         if len(self.fits) < total:  # the other layers have the same inputs and targets as before
             done = f"{len(self.fits)} of {total} layers refitted"
@@ -719,7 +735,7 @@ class Pruner:
         return SparsifyResult(
             model=pruned.model,
             plan=pruned.plan,
-            record=record,
+            record=self.world.from_root(lambda: record),
             original=self.model,
             fitting_images=self.fitting_images.in_memory(),
             holdout_images=unseen.in_memory(),
@@ -731,9 +747,9 @@ class Pruner:
         """Return both sizes, the error on fitting images, and the comparison on hold-out images."""
         with self.progress.stage("measure"):
             report = self._steps("measure", self.workload.measurement())
-            before = size_record(self.model, self.example_inputs)
+            before = self.world.from_root(partial(size_record, self.model, self.example_inputs))
             report("original size", "")
-            after = size_record(small, self.example_inputs)
+            after = self.world.from_root(partial(size_record, small, self.example_inputs))
             report("pruned size", "")
             some = self.statistics.forward.first(ERROR_IMAGES).batches
             apart = compare(small, self.model, some, self.output_kinds).error()

@@ -36,6 +36,7 @@ from entrim.cli.console import (
     reserve_stdout,
     translate_options,
 )
+from entrim.distributed.launch import launched_ranks
 from entrim.errors import CommandError, EntrimError
 
 COMMANDS = (
@@ -123,6 +124,10 @@ def _run(args: argparse.Namespace, options: Collection[str]) -> int:
 
     with warnings.catch_warnings(), _convert_sigterm(), reserve_stdout():
         warnings.showwarning = show_warning
+        if args.command != "sparsify" and launched_ranks() > 1:
+            raise CommandError(
+                f"entrim {args.command} needs one process: start it without torchrun"
+            )
         try:
             return args.run(args)
         except SystemExit as stop:

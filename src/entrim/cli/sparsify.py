@@ -1,6 +1,7 @@
 """`entrim sparsify`: prune a network, and save it with its report."""
 
 import json
+import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import SIZES, Budget, Calibration, Distillation, Target, Widths
 from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
+from entrim.distributed.launch import process_group
 from entrim.errors import CommandError, OtherRunError
 from entrim.federated.network_moments import NetworkMoments
 from entrim.pipeline import Pruner, calibration_for, sparsify
@@ -220,10 +222,34 @@ def _add_selection(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Prune, save, report, print a summary."""
+    """Prune, save, report, print a summary; under torchrun, the first rank does the latter."""
     if args.moments is not None:
         _check_moments(args)
-    if any(isinstance(getattr(args, kind), tuple) for kind in SIZES):
+    with process_group() as world:
+        if world.size > 1:
+            _check_processes(args)
+        return _run(args) if world.is_root else _assist(args)
+
+
+def _assist(args: Namespace) -> int:
+    """Compute a share of the run of the first rank; print and write nothing."""
+    options, model = options_of(args), read_model(args.model, args.weights)
+    images = read_images(args, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sparsify(
+            model,
+            images,
+            example_inputs=_example_inputs(images, args.batch),
+            callbacks=(),
+            checkpoint_dir=CheckpointStore(folder=Path(args.out) / UNFINISHED),
+            **options,
+        )
+    return 0
+
+
+def _run(args: Namespace) -> int:
+    if _has_sizes(args):
         return _run_sizes(args)
     place, options = Path(args.out), options_of(args)
     check_unused(args, args.images, args.test_images)
@@ -403,6 +429,18 @@ def _selector_of(args: Namespace, target: Target | None) -> str | Selector | Non
             "--selector entropic with it"
         )
     return EntropicSelector(coupling=args.coupling)
+
+
+def _check_processes(args: Namespace) -> None:
+    """Refuse what one process does better."""
+    if args.dry_run or args.moments is not None or _has_sizes(args):
+        raise CommandError(
+            "--dry-run, --moments and several sizes need one process: start entrim without torchrun"
+        )
+
+
+def _has_sizes(args: Namespace) -> bool:
+    return any(isinstance(getattr(args, kind), tuple) for kind in SIZES)
 
 
 def _check_moments(args: Namespace) -> None:

@@ -22,6 +22,7 @@ from entrim.config import (
     Target,
     to_plain,
 )
+from entrim.distributed.world import World
 from entrim.entropic.solution import Part
 from entrim.errors import BadSettingError, MomentsError, NothingCutWarning
 from entrim.federated.network_moments import NetworkMoments, check_network, describe_network
@@ -302,6 +303,8 @@ def prune_from_moments(
 ) -> SparsifyResult:
     """Return the pruned network; `options` are those of `MomentsPruner.of`."""
     check_needs_no_images(target, options["reconstruction"], options["calibration"])
+    if World.current().size > 1:
+        raise BadSettingError("moments need one process: prune with them on one rank")
     assert target is not None
     options["resolver"].check(target)
     progress = options["progress"]

@@ -16,6 +16,8 @@ from torch import Tensor, distributed, nn
 import entrim
 from entrim.distributed.world import World
 from entrim.errors import DistributedError
+from entrim.reconstruction import sequential
+from entrim.reconstruction.layer import LayerUpdate
 from entrim.selection.base import GroupStatistics
 from entrim.selection.elimination import EliminationSelector
 from tests.pipeline.networks import images, residual
@@ -28,12 +30,27 @@ events: dict[str, Callable[[], None]] = {}
 """What happens in this process before a unit of work."""
 
 
+ranked: list[str] = []
+"""The groups that this process has ranked."""
+shares: list[tuple[int, int]] = []
+"""The batches of each refit that this process has executed, and their total."""
+
+
 class Greedy(EliminationSelector):
     """Backward elimination with an event before it."""
 
     def rank(self, statistics: GroupStatistics) -> Tensor:
         events.get("rank", lambda: None)()
+        ranked.append(statistics.group.name)
         return super().rank(statistics)
+
+
+class CountingTask(sequential.LayerTask):
+    """A refit that notes the share of this process."""
+
+    def run(self, ridge: float | None, rounds: int) -> LayerUpdate:
+        shares.append((len(set(self.batches) & set(self.own)), len(self.batches)))
+        return super().run(ridge, rounds)
 
 
 def distance(outputs: Tensor, reference: Tensor) -> Tensor:
@@ -99,8 +116,12 @@ def failure_of_a_unit(rank: int) -> str:
 
 
 def run_pair(rank: int, folder: Path) -> dict[str, Any]:
+    sequential.LayerTask = CountingTask
+    results = prune_all()
     return {
-        "results": prune_all(),
+        "results": results,
+        "ranked": list(ranked),
+        "shares": list(shares),
         "differences": refused_differences(rank),
         "failure": failure_of_a_unit(rank),
     }
@@ -192,6 +213,14 @@ def test_results_do_not_depend_on_the_number_of_ranks(
 ) -> None:
     for found in (pair[0], pair[1], three[0][0], three[0][2]):
         assert_same(found["results"], alone)
+
+
+def test_groups_and_batches_are_divided_among_the_ranks(pair: dict[int, dict[str, Any]]) -> None:
+    groups = [group.name for group in entrim.trace(residual(), X[:4]).groups]
+    assert pair[0]["ranked"] + pair[1]["ranked"] == groups[::2] + groups[1::2]
+    assert pair[0]["shares"]
+    for (own, total), (others, _) in zip(pair[0]["shares"], pair[1]["shares"], strict=True):
+        assert own == others == total / 2
 
 
 def test_all_ranks_obtain_the_same_record(pair: dict[int, dict[str, Any]]) -> None:

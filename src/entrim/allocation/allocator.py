@@ -25,6 +25,7 @@ from entrim.allocation.allocate import (
 from entrim.allocation.costs import Costs
 from entrim.allocation.latency import OperationTimes, with_latency
 from entrim.allocation.sensitivity import (
+    OutputChange,
     SensitivityAnalyzer,
     interpolate,
     measured_widths,
@@ -285,8 +286,10 @@ class Allocator:
             ]
             for group in own
         }
-        self._collect(own)
-        changes = self.analyzer.sweep(rest, held={}) if rest else iter(())
+        changes: Iterator[tuple[str, list[OutputChange]]] = iter(())
+        if own:
+            self._collect(own)
+            changes = self.analyzer.sweep(rest, held={})
         for name, measured in self.world.exchange(changes):
             values = [change.divergence for change in measured]
             self.checkpoints.put(_ranked_keys(name)[1], values)

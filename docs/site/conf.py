@@ -20,6 +20,8 @@ PAGES = {
         "how-to/images",
         "how-to/device",
         "how-to/trust",
+        "how-to/federated",
+        "how-to/distributed",
         "how-to/layers",
         "how-to/paper",
         "how-to/recover",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from entrim.entropic.solution import JointSolution, Outcome, Solution, Status
     from entrim.entropic.solve import solve, solve_k, solve_path
     from entrim.errors import EntrimError
+    from entrim.federated.collect import collect
+    from entrim.federated.network_moments import NetworkMoments, merge
     from entrim.graph.channel_graph import ChannelGraph
     from entrim.graph.tracer import register_rule
     from entrim.hpo.search import SearchResult, search
@@ -59,6 +61,8 @@ _HOMES = {
     "entropic.solution": ["JointSolution", "Outcome", "Solution", "Status"],
     "entropic.solve": ["solve", "solve_k", "solve_path"],
     "errors": ["EntrimError"],
+    "federated.collect": ["collect"],
+    "federated.network_moments": ["NetworkMoments", "merge"],
     "graph.channel_graph": ["ChannelGraph"],
     "graph.tracer": ["register_rule"],
     "hpo.search": ["SearchResult", "search"],
@@ -93,6 +97,7 @@ __all__ = [
     "Latency",
     "Measurement",
     "Moments",
+    "NetworkMoments",
     "Outcome",
     "Plan",
     "ProgressEvent",
@@ -113,10 +118,12 @@ __all__ = [
     "Trial",
     "Widths",
     "apply_plan",
+    "collect",
     "compare",
     "distill",
     "load",
     "measure",
+    "merge",
     "paper_preset",
     "refit",
     "register_rule",

@@ -95,6 +95,10 @@ class BadImagesError(EntrimError, ValueError):
     """The images cannot be used for calibration."""
 
 
+class MomentsError(EntrimError, ValueError):
+    """Moments of a network are damaged, belong to another network, or are counted twice."""
+
+
 class BudgetError(EntrimError, ValueError):
     """No pruned network satisfies the budget."""
 
@@ -146,6 +150,10 @@ class BudgetError(EntrimError, ValueError):
             f"agreement={target:.3g} contradicts the rest of the budget, which leads to a lower "
             f"bound of {low:.3g}: request at most that, or a larger network ({possible})"
         )
+
+
+class DistributedError(EntrimError, RuntimeError):
+    """A rank of a process group failed, ended, or has other inputs than the first one."""
 
 
 class SearchError(EntrimError, RuntimeError):

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,10 +33,10 @@ from entrim.config import (
     check_seed,
     check_type,
     explain_options,
-    list_patterns,
     to_plain,
 )
 from entrim.display.bars import displays
+from entrim.distributed.world import World
 from entrim.entropic.solution import Part
 from entrim.errors import (
     BadImagesError,
@@ -44,6 +44,8 @@ from entrim.errors import (
     CalibrationWarning,
     NothingCutWarning,
 )
+from entrim.federated.network_moments import NetworkMoments
+from entrim.federated.prune import prune_from_moments
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import (
     ExampleInputs,
@@ -94,7 +96,7 @@ from entrim.selection.base import (
     group_statistics,
 )
 from entrim.selection.entropic import select_channels, stronger_penalty
-from entrim.selection.targets import TargetResolver, describe_selector, find_selector
+from entrim.selection.targets import TargetResolver, describe_selector
 from entrim.storage.checkpoint import CheckpointStore, fingerprint, identity_of
 from entrim.surgery.plan import Plan
 from entrim.surgery.prune import PrunedModel, prune
@@ -176,13 +178,12 @@ class Pruner:
         self.model = unwrap(model)
         self.reconstruction = check_type("reconstruction", reconstruction, Reconstruction)
         self.calibration = check_type("calibration", calibration, Calibration)
-        self.include, self.exclude = list_patterns(include), list_patterns(exclude)
-        self.selector = find_selector(selector)
-        solved = self.reconstruction is not None and not self.reconstruction.refits
-        self.resolver = TargetResolver(self.selector, solved, self.include, self.exclude)
+        self.resolver = TargetResolver.of(selector, self.reconstruction, include, exclude)
         self.seed = check_seed(seed)
-        self.progress = Progress.of(displays(callbacks))
+        self.world = World.current()
+        self.progress = Progress.of(displays(callbacks) if self.world.is_root else ())
         self.checkpoints = CheckpointStore.at(checkpoint_dir)
+        self.checkpoints.world = self.world
         self.checkpoints.types = {kind.__name__: kind for kind in TYPES}
         folder = calibration.scratch_dir
         self.scratch = Scratch(
@@ -261,7 +262,9 @@ class Pruner:
         self._check_target(target)
         with isolate_random_state():  # a layer may draw random numbers in eval mode too
             torch.manual_seed(self._run_seed or 0)
-            identity = {} if self.checkpoints.folder is None else self._identity
+            alone = self.world.size == 1
+            identity = {} if self.checkpoints.folder is None and alone else self._identity
+            self.world.check_equal({**identity, "target": str(to_plain(target))})
             with self.checkpoints.open(identity) as finished:
                 self._expect(target)
                 if finished:
@@ -400,16 +403,24 @@ class Pruner:
             return self.allocator.allocate(target, targets)
         groups = self.prunable_groups(targets)
         keys = {group.name: f"selection in {group.name} for {target!r}" for group in groups}
-        self.collect(group for group in groups if not self.checkpoints.has(keys[group.name]))
-        found = {}
+        known = {group.name: self.checkpoints.get(keys[group.name]) for group in groups}
+        own = [
+            group
+            for number, group in enumerate(groups)
+            if known[group.name] is None and self.world.owns(number)
+        ]
+        self.collect(own)
         report = self._steps("select", self.workload.selection(groups, targets))
         with self.progress.stage("select"):
-            for group in groups:
-                work = partial(self._select_in, group, targets[group.name])
-                found[group.name] = self.checkpoints.get_or_compute(keys[group.name], work)
-                kept = f"{len(found[group.name].kept)} of {group.channels}"
-                report(group.name, kept, keys[group.name], is_final=True)
-        return Selection(found, targets)
+            restored = [(name, one) for name, one in known.items() if one is not None]
+            selected = ((g.name, self._select_in(g, targets[g.name])) for g in own)
+            for name, one in chain(restored, self.world.exchange(selected)):
+                if known[name] is None:
+                    self.checkpoints.put(keys[name], one)
+                known[name] = one
+                kept = f"{len(one.kept)} of {self.graph.group(name).channels}"
+                report(name, kept, keys[name], is_final=True)
+        return Selection(known, targets)
 
     @neutral_context()
     @isolate_random_state()
@@ -504,6 +515,7 @@ class Pruner:
             collect=self._collect_consumers,
             reconstruct=self._tensors,
             plan=self._reconstruct,
+            world=self.world,
         )
 
     # Steps
@@ -517,6 +529,7 @@ class Pruner:
         forward: Pass | None = None,
         on_layer: Callable[[LayerFit], None] = lambda _: None,
         cached: Cached = lambda _, run: run(),
+        world: World = World(),  # noqa: B008
     ) -> dict[str, Tensor]:
         """Return all tensors after the reconstruction on the images of `forward`."""
         return reconstruct(
@@ -527,6 +540,7 @@ class Pruner:
             collect=self._collect_consumers,
             on_layer=on_layer,
             cached=cached,
+            world=world,
         )
 
     def _reconstruct(self, selection: Mapping[str, ChannelSelection]) -> Plan:
@@ -564,7 +578,7 @@ class Pruner:
                     CalibrationWarning,
                 )
 
-        tensors = self._tensors(selection, None, on_layer, cached)
+        tensors = self._tensors(selection, None, on_layer, cached, self.world)
         self._note_fewer_images()
         if len(self.fits) < total:  # the other layers have the same inputs and targets as before
             done = f"{len(self.fits)} of {total} layers refitted"
@@ -725,7 +739,7 @@ class Pruner:
         return SparsifyResult(
             model=pruned.model,
             plan=pruned.plan,
-            record=record,
+            record=self.world.from_root(lambda: record),
             original=self.model,
             fitting_images=self.fitting_images.in_memory(),
             holdout_images=unseen.in_memory(),
@@ -737,9 +751,9 @@ class Pruner:
         """Return both sizes, the error on fitting images, and the comparison on hold-out images."""
         with self.progress.stage("measure"):
             report = self._steps("measure", self.workload.measurement())
-            before = size_record(self.model, self.example_inputs)
+            before = self.world.from_root(partial(size_record, self.model, self.example_inputs))
             report("original size", "")
-            after = size_record(small, self.example_inputs)
+            after = self.world.from_root(partial(size_record, small, self.example_inputs))
             report("pruned size", "")
             some = self.statistics.forward.first(ERROR_IMAGES).batches
             apart = compare(small, self.model, some, self.output_kinds).error()
@@ -794,10 +808,10 @@ class Pruner:
         """Return the options of a run as plain data."""
         return {
             "budget": to_plain(target),
-            "selector": describe_selector(self.selector),
+            "selector": describe_selector(self.resolver.selector),
             "reconstruction": to_plain(self.reconstruction),
-            "include": self.include,
-            "exclude": self.exclude,
+            "include": self.resolver.include,
+            "exclude": self.resolver.exclude,
             "calibration": to_plain(self.calibration),
         }
 
@@ -809,7 +823,7 @@ class Pruner:
     @cached_property
     def _identity(self) -> dict[str, str]:
         """Digests of everything except the target on which the results depend."""
-        options = [self.settings(None), to_plain(getattr(self.selector, "__dict__", {}))]
+        options = [self.settings(None), to_plain(getattr(self.resolver.selector, "__dict__", {}))]
         return identity_of(
             self.statistics.forward, self.images, self.example_inputs, options, self._run_seed
         )
@@ -818,7 +832,7 @@ class Pruner:
 @explain_options
 def sparsify(
     model: nn.Module,
-    images: Images,
+    images: Images | NetworkMoments,
     budget: Target | None = None,
     *,
     selector: str | Selector = "auto",
@@ -839,8 +853,11 @@ def sparsify(
     ----------
     model : nn.Module
         The network; it is not modified.
-    images : Tensor or iterable
-        A few hundred images without labels, normalized as in the network's training.
+    images : Tensor, iterable or NetworkMoments
+        A few hundred images without labels, normalized as in the network's training. Or their
+        second moments, from `collect` and `merge`: the target is then `Widths` or an
+        `EntropicPenalty`, layers are refitted independently, and fields of `calibration` for images
+        have no effect.
     budget : Budget, Widths or EntropicPenalty, optional
         The requested size: limits, widths, or the penalty of the paper. If omitted, the widths are
         selected at the knee of the trade-off between cost and divergence.
@@ -860,6 +877,23 @@ def sparsify(
     4
     """
     own = not isinstance(checkpoint_dir, CheckpointStore)
+    if isinstance(images, NetworkMoments):
+        checkpoints = CheckpointStore.at(checkpoint_dir)
+        result = prune_from_moments(
+            model,
+            images,
+            budget,
+            resolver=TargetResolver.of(selector, reconstruction, include, exclude),
+            reconstruction=reconstruction,
+            calibration=calibration,
+            example_inputs=example_inputs,
+            progress=Progress.of(displays(callbacks)),
+            checkpoints=checkpoints,
+            seed=check_seed(seed),
+        )
+        if own:
+            checkpoints.remove()
+        return result
     calibration = calibration_for(budget, calibration)
     pruner = Pruner(
         model,

@@ -49,6 +49,8 @@ class LayerRecord:
     """Squared error of the kept outputs, relative to their variance."""
     images: int | None = None
     """The number of images, mirror images included, if it is not that of all."""
+    holdout_error: float | None = None
+    """The same error on hold-out images, if the layer was refitted without images, from moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +270,14 @@ class Record:
     """Residual blocks that were replaced by an identity."""
     pruned: str | None = None
     """Checksum of all tensors of the pruned network, when the figures were measured."""
+
+    @property
+    def worst_layer(self) -> tuple[str, float] | None:
+        """The layer with the largest error on hold-out images, if layers were measured there."""
+        known = [
+            (one.layer, one.holdout_error) for one in self.layers if one.holdout_error is not None
+        ]
+        return max(known, key=lambda pair: pair[1], default=None)
 
     def __repr__(self) -> str:
         return f"<Record of {self.model}, pruned with {self.images} images: print it for a table>"

@@ -181,6 +181,15 @@ def pruned(command: Command, workshop: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def part(command: Command, workshop: Path) -> Path:
+    """Return the file of the moments of all images."""
+    words = ("--weights", "w.pt", "--images", "x.npy", "--holdout", "0", "--out", "all.safetensors")
+    done = command("collect", "nets.py:small", *words)
+    assert done.code == 0, done.err
+    return workshop / "all.safetensors"
+
+
+@pytest.fixture(scope="session")
 def demo_result(command: Command, workshop: Path) -> CommandResult:
     """Return the result of the demo, as JSON."""
     return command("demo", "--json")

@@ -23,6 +23,8 @@ WORKS = {
     "export": ("pruned", "--torchexport", "pruned.pt2", "--force"),
     "report": ("pruned",),
     "compare": ("pruned", "pruned"),
+    "collect": (*CUT, "--holdout", "0", "--force", "--out", "one.safetensors"),
+    "merge": ("all.safetensors", "--force", "--out", "merged.safetensors"),
     "completion": ("bash",),
 }
 """Arguments with which every command succeeds; the slow demo is executed once for all tests."""
@@ -35,6 +37,8 @@ FAILS = {
     "export": ("gone", "--torchexport", "never.pt2"),
     "report": ("gone",),
     "compare": ("gone",),
+    "collect": (*CUT, "--out", "never.safetensors"),
+    "merge": ("all.safetensors", "gone", "--out", "never.safetensors"),
 }
 """Valid arguments that are refused; `completion` fails only if its package is missing."""
 
@@ -71,7 +75,7 @@ def test_help_of_every_command_has_examples(command: Command, name: str) -> None
     assert "--debug" in done.out
 
 
-@pytest.mark.usefixtures("pruned")
+@pytest.mark.usefixtures("pruned", "part")
 @pytest.mark.parametrize("name", WORKS)
 def test_results_are_plain_text_on_stdout(command: Command, name: str) -> None:
     done = command(name, *WORKS[name])
@@ -81,7 +85,7 @@ def test_results_are_plain_text_on_stdout(command: Command, name: str) -> None:
     assert is_plain(done.err)
 
 
-@pytest.mark.usefixtures("pruned")
+@pytest.mark.usefixtures("pruned", "part")
 @pytest.mark.parametrize("name", WORKS)
 def test_stdout_is_pure_json(command: Command, name: str) -> None:
     done = command(name, *WORKS[name], "--json")

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from entrim.allocation.allocate import (
 from entrim.allocation.costs import Costs
 from entrim.allocation.latency import OperationTimes, with_latency
 from entrim.allocation.sensitivity import (
+    OutputChange,
     SensitivityAnalyzer,
     interpolate,
     measured_widths,
@@ -33,6 +35,7 @@ from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData
 from entrim.callbacks import Progress
 from entrim.config import SELECTION_HOLDOUT, Budget, Calibration
+from entrim.distributed.world import World
 from entrim.errors import BadSettingError, CalibrationWarning, RolledBackWarning
 from entrim.graph.channel_graph import ChannelGraph, Group, ResidualBlock
 from entrim.graph.eager import ExampleInputs
@@ -107,6 +110,8 @@ class Allocator:
     """Returns all tensors of the network on selected channels, refitted on the images `forward`."""
     plan: Callable[[Mapping[str, ChannelSelection]], Plan]
     """Returns the plan of the network on selected channels, with checkpoints and progress."""
+    world: World = field(default_factory=World)
+    """The ranks of the run: each ranks and measures some of the groups."""
     first_agreement: Budget | None = None
     """The first agreement target, the only one that the hold-out images guarantee."""
     errors: dict[tuple[tuple[str, int], ...], float] = field(default_factory=dict, init=False)
@@ -152,7 +157,7 @@ class Allocator:
                 problem,
                 budget,
                 limits,
-                self.analyzer.uninformative_divergence(),
+                self.world.from_root(self.analyzer.uninformative_divergence),
                 latency_of=self._latency_at,
                 error_of=partial(self._error_at, targets),
                 agreement_of=partial(self._agreement_at, targets, budget),
@@ -175,18 +180,23 @@ class Allocator:
     @cached_property
     def rankings(self) -> dict[str, ChannelRanking]:
         """The removal order of all groups that can be pruned."""
-        groups, has = self.groups, self.checkpoints.has
-        known = [g for g in groups if all(map(has, _ranked_keys(g.name)))]
-        self._collect(group for group in groups if group not in known)
-        found = {}
+        groups, stored = self.groups, self.checkpoints
+        orders = {group.name: stored.get(_ranked_keys(group.name)[0]) for group in groups}
+        measured = {group.name: stored.has(_ranked_keys(group.name)[1]) for group in groups}
+        restored = {name: order for name, order in orders.items() if order is not None}
+        own = self._own(group.name for group in groups)
+        self._collect(g for g in own if g.name not in restored or not measured[g.name])
         targets = {g.name: GroupTarget(channels=g.channels, selector=self.selector) for g in groups}
         report = self._steps("select", self.workload.selection(groups, targets))
         with self.progress.stage("select"):
-            for group in groups:
-                key = _ranked_keys(group.name)[0]
-                order = self.checkpoints.get_or_compute(key, partial(self._rank, group))
-                found[group.name] = ChannelRanking.of(group, order)
-                report(group.name, "channels ranked", key)
+            ranked = ((g.name, self._rank(g)) for g in own if g.name not in restored)
+            for name, order in chain(restored.items(), self.world.exchange(ranked)):
+                key = _ranked_keys(name)[0]
+                if name not in restored:
+                    stored.put(key, order)
+                orders[name] = order
+                report(name, "channels ranked", key)
+            found = {group.name: ChannelRanking.of(group, orders[group.name]) for group in groups}
             narrow = {name: ranking.kept(ranking.min_width) for name, ranking in found.items()}
             names = compatible_groups(self.model, narrow, self.example_inputs, self.graph)
         return {name: ranking for name, ranking in found.items() if name in names}
@@ -221,7 +231,8 @@ class Allocator:
             return [OperationTimes.of(m, self.example_inputs) for m in (self.model, small)]
 
         with self.progress.stage("allocate"):
-            times = self.checkpoints.get_or_compute("seconds of all operations", measure_times)
+            work = partial(self.world.from_root, measure_times)
+            times = self.checkpoints.get_or_compute("seconds of all operations", work)
         return with_latency(self.costs, self.graph, times[0], times[1], widths)
 
     # Sensitivities
@@ -268,18 +279,21 @@ class Allocator:
         rankings = self.rankings
         found = {name: self.checkpoints.get(_ranked_keys(name)[1]) for name in rankings}
         yield from ((name, values) for name, values in found.items() if values is not None)
+        own = self._own(name for name, values in found.items() if values is None)
         rest = {
-            name: [rankings[name].kept(width) for width in self._measured_widths(name)]
-            for name, values in found.items()
-            if values is None
+            group.name: [
+                rankings[group.name].kept(width) for width in self._measured_widths(group.name)
+            ]
+            for group in own
         }
-        if rest:
-            analyzer = self.analyzer
-            self._collect(rankings[name].group for name in rest)
-            for name, changes in analyzer.sweep(rest, held={}):
-                values = [change.divergence for change in changes]
-                self.checkpoints.put(_ranked_keys(name)[1], values)
-                yield name, values
+        changes: Iterator[tuple[str, list[OutputChange]]] = iter(())
+        if own:
+            self._collect(own)
+            changes = self.analyzer.sweep(rest, held={})
+        for name, measured in self.world.exchange(changes):
+            values = [change.divergence for change in measured]
+            self.checkpoints.put(_ranked_keys(name)[1], values)
+            yield name, values
 
     def _measured_widths(self, name: str) -> list[int]:
         return measured_widths(self.rankings[name], self.calibration.sensitivity_widths)
@@ -291,16 +305,23 @@ class Allocator:
         It is measured after the reconstruction of the network without this block, because other
         layers compensate for much of it.
         """
-        blocks, found = self.graph.blocks_within(self.rankings), {}
+        blocks = self.graph.blocks_within(self.rankings)
         report = self._steps("sensitivity", self.workload.removal(blocks))
         with self.progress.stage("sensitivity"):
-            for block in blocks:
-                key = f"divergence without {block.name}"
-                work = partial(self._divergence_without, block)
-                value = self.checkpoints.get_or_compute(key, work)
-                found[block.name] = RemovableBlock(block.groups, value)
-                report(block.name, f"divergence {value:.2g} without it", key)
-        return found
+            keys = {block.name: f"divergence without {block.name}" for block in blocks}
+            known = {name: self.checkpoints.get(key) for name, key in keys.items()}
+            values = {name: value for name, value in known.items() if value is not None}
+            measured = (
+                (block.name, self._divergence_without(block))
+                for number, block in enumerate(blocks)
+                if block.name not in values and self.world.owns(number)
+            )
+            for name, value in chain(tuple(values.items()), self.world.exchange(measured)):
+                if name not in values:
+                    self.checkpoints.put(keys[name], value)
+                values[name] = value
+                report(name, f"divergence {value:.2g} without it", keys[name])
+        return {block.name: RemovableBlock(block.groups, values[block.name]) for block in blocks}
 
     def _divergence_without(self, block: ResidualBlock) -> float:
         """Return the divergence of the reconstructed network without `block`.
@@ -328,17 +349,23 @@ class Allocator:
             if not isinstance(self.selector, RankingSelector)
             and 0 < point.widths[name] < ranking.group.channels
         }
-        missing = [name for name, key in fresh.items() if not self.checkpoints.has(key)]
-        self._collect(self.rankings[name].group for name in missing)
+        known = {name: self.checkpoints.get(key) for name, key in fresh.items()}
+        own = self._own(name for name, one in known.items() if one is None)
+        self._collect(own)
+        selected = (
+            (g.name, self._select(g, replace(targets[g.name], width=point.widths[g.name])))
+            for g in own
+        )
+        for name, one in self.world.exchange(selected):
+            self.checkpoints.put(fresh[name], one)
+            known[name] = one
         found = {}
         for name, ranking in self.rankings.items():
             width, why = point.widths[name], f"{name_of(self.selector)}, {reason}"
             if width == 0:
                 why = f"its residual block is removed, {reason}"
             if name in fresh:
-                work = partial(self._select, ranking.group, replace(targets[name], width=width))
-                one = self.checkpoints.get_or_compute(fresh[name], work)
-                found[name] = replace(one, reason=why)
+                found[name] = replace(known[name], reason=why)
             else:
                 found[name] = ChannelSelection(kept=ranking.kept(width), reason=why)
         return found
@@ -359,7 +386,8 @@ class Allocator:
             return measure(small, self.example_inputs, repeats=REPEATS).latency.median
 
         key = f"latency at {sorted(point.widths.items())}"
-        return self._evaluate("latency", LATENCY_POINTS, key, run)
+        work = partial(self.world.from_root, run)
+        return self._evaluate("latency", LATENCY_POINTS, key, work)
 
     def _error_at(self, targets: Mapping[str, GroupTarget], point: AllocationPoint) -> float:
         """Return the error of the outputs with the widths of `point`, after reconstruction.
@@ -420,7 +448,19 @@ class Allocator:
         )
         return found
 
-    # Progress
+    # Ranks and progress
+
+    def _own(self, names: Iterable[str]) -> list[Group]:
+        """Return the groups of `names` that this rank is responsible for.
+
+        This is the same rank in every stage, so that it alone needs their statistics.
+        """
+        wanted = set(names)
+        return [
+            group
+            for number, group in enumerate(self.groups)
+            if group.name in wanted and self.world.owns(number)
+        ]
 
     def _collect(self, groups: Iterable[Group]) -> None:
         self.collect(self.statistics.consumers_of(*groups))

@@ -20,6 +20,7 @@ from entrim.calibration.gram import Gram, LayerRows, reduced_columns
 from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double, patches, sums_device
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.config import WORKING_SHARE
+from entrim.distributed.world import World
 from entrim.entropic.moments import Moments
 from entrim.errors import BadImagesError
 from entrim.graph.channel_graph import ChannelGraph, Group
@@ -377,6 +378,10 @@ class ChannelStats:
         self.count += flat.shape[1]
         self.total = self.total + flat.sum(1)
         self.squares = self.squares + flat.square().sum(1)
+
+    def over_ranks(self, world: World) -> "ChannelStats":
+        """Return the statistics of the images of all ranks."""
+        return ChannelStats(*world.sum([self.count, self.total, self.squares]))
 
     @property
     def mean(self) -> Float[Tensor, " D"]:

@@ -61,6 +61,8 @@ def comparison_text(record: Record) -> str:
         lines = [f"outputs compared as {kinds}:", table(unseen_rows(record))]
         lines += [] if holdout.guarantee is None else [str(holdout.guarantee)]
         lines += [] if holdout.note is None else [f"note: {holdout.note}"]
+    if (unseen := record.worst_layer) is not None:
+        lines = [f"largest error of a layer on hold-out images: {percent(unseen[1])} ({unseen[0]})"]
     if record.error is not None:
         lines.append(f"error on fitting images: {record.error:.3g} of the variance of the outputs")
     return "\n".join(lines)

@@ -136,15 +136,24 @@ class _FirstConv:
     shape: str = "(N, C, H, W)"
 
 
-def add_images(parser: ArgumentParser, *, required: bool = True, count: int = 500) -> None:
-    """Add the arguments that name images."""
+def add_images(
+    parser: ArgumentParser, *, required: bool = True, count: int = 500, moments: bool = False
+) -> None:
+    """Add the arguments that name images, or moments instead of them."""
     group = parser.add_argument_group("images")
-    group.add_argument(
+    source = group.add_mutually_exclusive_group(required=required)
+    source.add_argument(
         "--images",
-        required=required,
         metavar="PATH",
         help="a folder of image files, or an .npy, .npz or .pt of shape (N, C, H, W)",
     )
+    if moments:
+        source.add_argument(
+            "--moments",
+            metavar="FILE",
+            help="second moments from entrim collect or merge, instead of images; for --width and "
+            "penalties",
+        )
     group.add_argument(
         "--count",
         type=int,

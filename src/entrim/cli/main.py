@@ -14,7 +14,19 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import entrim
-from entrim.cli import compare, completion, demo, distill, export, inspect, report, search, sparsify
+from entrim.cli import (
+    collect,
+    compare,
+    completion,
+    demo,
+    distill,
+    export,
+    inspect,
+    merge,
+    report,
+    search,
+    sparsify,
+)
 from entrim.cli.console import (
     Parser,
     discard_stdout,
@@ -24,10 +36,11 @@ from entrim.cli.console import (
     reserve_stdout,
     translate_options,
 )
+from entrim.distributed.launch import launched_ranks
 from entrim.errors import CommandError, EntrimError
 
 COMMANDS = (
-    demo, inspect, sparsify, search, distill, export, report, compare, completion
+    demo, inspect, sparsify, search, distill, export, report, compare, collect, merge, completion
 )  # fmt: skip
 _EPILOG = """\
 Exit codes: 0 success; 1 refused or failed, with one sentence that names the remedy; 2 wrong usage.
@@ -111,6 +124,10 @@ def _run(args: argparse.Namespace, options: Collection[str]) -> int:
 
     with warnings.catch_warnings(), _convert_sigterm(), reserve_stdout():
         warnings.showwarning = show_warning
+        if args.command != "sparsify" and launched_ranks() > 1:
+            raise CommandError(
+                f"entrim {args.command} needs one process: start it without torchrun"
+            )
         try:
             return args.run(args)
         except SystemExit as stop:

@@ -20,7 +20,7 @@ from entrim.errors import CommandError
 
 PENALTY = ("solver", "min_decrease", "single_consumer")
 """Options of the penalty, besides its strengths."""
-_CALIBRATION = ("holdout", "outputs", "n_positions", "n_bootstrap", "memory_limit")
+CALIBRATION = ("holdout", "outputs", "n_positions", "n_bootstrap", "memory_limit")
 _RECONSTRUCTION = (
     "reconstruction",
     "order",
@@ -199,7 +199,7 @@ def method_of(args: Namespace) -> dict[str, Any]:
     found = given(args, ("include", "exclude"))
     if reconstruction := _reconstruction_of(args):
         found["reconstruction"] = reconstruction[0]
-    calibration = given(args, _CALIBRATION)
+    calibration = given(args, CALIBRATION)
     if args.preset == "paper":
         found["calibration"] = replace(paper_preset()["calibration"], **calibration)
     elif calibration:

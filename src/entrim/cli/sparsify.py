@@ -1,6 +1,7 @@
 """`entrim sparsify`: prune a network, and save it with its report."""
 
 import json
+import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from entrim.cli import units
 from entrim.cli.console import (
@@ -25,6 +26,7 @@ from entrim.cli.distill import outcome
 from entrim.cli.images import add_images, check_unused, read_arrays, read_images
 from entrim.cli.model import add_model, read_model
 from entrim.cli.options import (
+    CALIBRATION,
     PENALTY,
     add_groups,
     add_method,
@@ -54,7 +56,9 @@ from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import SIZES, Budget, Calibration, Distillation, Target, Widths
 from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
+from entrim.distributed.launch import process_group
 from entrim.errors import CommandError, OtherRunError
+from entrim.federated.network_moments import NetworkMoments
 from entrim.pipeline import Pruner, calibration_for, sparsify
 from entrim.records import Record
 from entrim.report.comparison import RunComparison, headings_of
@@ -79,7 +83,8 @@ examples:
       --out small
   entrim sparsify nets.py:VGG --images x.npy --macs 30%,50%,70% --out sizes
   entrim sparsify detector.onnx --images photos/ --resize 640,640 --macs 50% --out small
-  entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small"""
+  entrim sparsify nets.py:VGG --images x.npy --preset paper --eps-w -1e-4 --out small
+  entrim sparsify nets.py:VGG --moments all.safetensors --width 0.5 --out small"""
 _LIMITS = ("params", "macs", "bytes", "latency", "max_error", "agreement")
 _STRENGTHS = ("eps_w", "eps_l2", "eps", "preset")
 _KINDS = {"budget": _LIMITS, "widths": ("width",), "penalty": _STRENGTHS}
@@ -98,7 +103,7 @@ def add(subparsers: Any) -> ArgumentParser:
         epilog=_EXAMPLES,
     )
     add_model(parser)
-    add_images(parser)
+    add_images(parser, moments=True)
     add_score(parser, "optional, for labeled images: the score before and after pruning")
     add_out(parser)
     parser.add_argument(
@@ -217,8 +222,34 @@ def _add_selection(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Prune, save, report, print a summary."""
-    if any(isinstance(getattr(args, kind), tuple) for kind in SIZES):
+    """Prune, save, report, print a summary; under torchrun, the first rank does the latter."""
+    if args.moments is not None:
+        _check_moments(args)
+    with process_group() as world:
+        if world.size > 1:
+            _check_processes(args)
+        return _run(args) if world.is_root else _assist(args)
+
+
+def _assist(args: Namespace) -> int:
+    """Compute a share of the run of the first rank; print and write nothing."""
+    options, model = options_of(args), read_model(args.model, args.weights)
+    images = read_images(args, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sparsify(
+            model,
+            images,
+            example_inputs=_example_inputs(images, args.batch),
+            callbacks=(),
+            checkpoint_dir=CheckpointStore(folder=Path(args.out) / UNFINISHED),
+            **options,
+        )
+    return 0
+
+
+def _run(args: Namespace) -> int:
+    if _has_sizes(args):
         return _run_sizes(args)
     place, options = Path(args.out), options_of(args)
     check_unused(args, args.images, args.test_images)
@@ -233,9 +264,9 @@ def run(args: Namespace) -> int:
         explain_interruption(place, UNFINISHED, "finished steps are"),
         reserve(place, check),
     ):
-        print_reading(args.model, args.images)
+        print_reading(args.model, args.moments or args.images)
         model = read_model(args.model, args.weights, args.device)
-        images = read_images(args, model)
+        images = _read_source(args, model)
         metric = optional_metric(args, model)
         with ProgressDisplay(verbose=args.verbose) as progress:
             small = sparsify(
@@ -402,11 +433,45 @@ def _selector_of(args: Namespace, target: Target | None) -> str | Selector | Non
     return EntropicSelector(coupling=args.coupling)
 
 
-def _example_inputs(images: Tensor, batch: int | None) -> Tensor | None:
+def _check_processes(args: Namespace) -> None:
+    """Refuse what one process does better."""
+    if args.dry_run or args.moments is not None or _has_sizes(args):
+        raise CommandError(
+            "--dry-run, --moments and several sizes need one process: start entrim without torchrun"
+        )
+
+
+def _has_sizes(args: Namespace) -> bool:
+    return any(isinstance(getattr(args, kind), tuple) for kind in SIZES)
+
+
+def _check_moments(args: Namespace) -> None:
+    """Refuse options that need images if there are only moments."""
+    needing = [*_LIMITS, "recover", "dry_run", "batch", *CALIBRATION]
+    if names := given(args, needing):
+        raise CommandError(
+            f"{option_names(names)} needs images, and --moments contains none: pass --width or a "
+            "penalty, or --images"
+        )
+    if args.labels is not None and args.test_images is None:
+        raise CommandError("--labels needs images: pass --test-images too")
+
+
+def _read_source(args: Namespace, model: nn.Module) -> Tensor | NetworkMoments:
+    """Return the images, or the moments instead of them."""
+    if args.moments is None:
+        return read_images(args, model)
+    return NetworkMoments.load(args.moments)
+
+
+def _example_inputs(images: Tensor | NetworkMoments, batch: int | None) -> Tensor | None:
     """Return the images of the timed pass, if their number was given."""
-    if batch is not None and not 1 <= batch <= len(images):
+    if batch is None:
+        return None
+    assert isinstance(images, Tensor)
+    if not 1 <= batch <= len(images):
         raise CommandError(f"--batch is {batch}: pass 1 to {len(images)}, the number of images")
-    return None if batch is None else images[:batch]
+    return images[:batch]
 
 
 def _read_scores(file: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ present weights: refitting and setting the targets anew never increases the latt
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.tensor_store import TensorStore
+from entrim.distributed.world import World
 from entrim.entropic.least_squares import Refit
 from entrim.entropic.moments import Moments
 from entrim.reconstruction.layer import solve_layer
@@ -54,6 +55,7 @@ class RelaxedRows:
     """Scale of the BatchNorm behind the layer, for the kept outputs."""
     limits: tuple[float, float]
     store: TensorStore
+    world: World = field(default_factory=World)
     batches: int = 0
 
     def add(
@@ -108,7 +110,8 @@ class RelaxedRows:
                 gap = relaxed_residual(residual - fitted, reference, scale, self.limits)
                 change = torch.cat([gap.sum(0)[None], x.T @ gap]).to(cross)
                 found[number] = (cross + change, power + float(gap.double().square().sum()))
-        return found
+        total = self.world.sum([value for pair in found for value in pair])
+        return list(zip(total[::2], total[1::2], strict=True))
 
     def _matrices(self, batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield inputs, residuals, references and scales of each matrix of the layer."""

@@ -30,6 +30,9 @@ from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.calibration.executor import Execution, Program, advance, value_bytes
 from entrim.calibration.patch_gram import patches
 from entrim.config import Reconstruction
+from entrim.distributed.world import World
+from entrim.entropic.moments import Moments
+from entrim.entropic.observations import Observations
 from entrim.graph.channel_graph import ChannelGraph, ResidualBlock, tensors_in
 from entrim.reconstruction.layer import (
     RIDGES,
@@ -69,13 +72,14 @@ def reconstruct(
     collect: Callable[[Sequence[BoundConsumer]], None],
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
+    world: World = World(),  # noqa: B008
 ) -> dict[str, Tensor]:
     """Return all tensors in full size, with zeros in the columns of removed channels.
 
     If `config` is None, the kept weights are not changed. `forward` has the images of sequential
     refits. `collect` provides the Gram matrices of layers that are refitted on the original
     activations. `cached` may restore the update of a layer, and `on_layer` is called after each
-    refitted layer.
+    refitted layer. Each rank of `world` executes some of the batches of sequential refits.
     """
     graph = statistics.graph
     kept = removed_from(graph, selection)
@@ -117,6 +121,7 @@ def reconstruct(
             capacity=statistics.activation_capacity,
             on_layer=on_layer,
             cached=cached,
+            world=world,
         )
     return tensors
 
@@ -210,6 +215,7 @@ def reconstruct_sequentially(
     capacity: int | float = math.inf,
     on_layer: Callable[[LayerFit], None] = lambda _: None,
     cached: Cached = lambda _, compute: compute(),
+    world: World = World(),  # noqa: B008
 ) -> dict[str, Tensor]:
     """Return the tensors of the reconstructed network in full size, starting from `start`.
 
@@ -219,7 +225,8 @@ def reconstruct_sequentially(
 
     The values that later layers need are stored for all batches. Where they exceed the capacity,
     fewer batches are used; the others follow when the values are small enough, so that no
-    operation runs twice.
+    operation runs twice. Each rank of `world` executes its share of the batches, with all views of
+    an image; with fewer batches than ranks, every rank executes all of them.
     """
     calls = {r.call_sites[0]: r for r in readers.values() if len(r.call_sites) == 1}
     with task.execution() as old:
@@ -231,11 +238,15 @@ def reconstruct_sequentially(
         place, batches = 0, list[int]()
         rows = {at: relaxed_bytes(task, one) for at, one in calls.items() if relaxation}
         counts = batch_counts(task, stops, missing, capacity, rows)
+        if min(counts, default=0) < world.size * task.views:
+            world = World()
+        own = {b for b in task.order if world.owns(b % (len(task.programs) // task.views))}
         for stop, count in zip(stops, counts, strict=True):
-            advance([old, new], place, stop, batches)
+            advance([old, new], place, stop, [batch for batch in batches if batch in own])
             joining = sorted(set(task.order[:count]) - set(batches))
-            store_missing_branches(old, missing, joining)
-            advance([old, new], 0, stop, joining)
+            mine = [batch for batch in joining if batch in own]
+            store_missing_branches(old, missing, mine)
+            advance([old, new], 0, stop, mine)
             place, batches = stop, sorted([*batches, *joining])
             if place in calls:
                 residual = None
@@ -246,13 +257,14 @@ def reconstruct_sequentially(
                     if not (correct_residual and path.is_known(old.program, place)):
                         path = OutputPath()
                     network = (task, batches, old, new, place, reader, kept_indices)
-                    layer = LayerTask(*network, residual, path, missing)
+                    layer = LayerTask(*network, residual, path, missing, own, world)
                     update = cached(reader.spec.layer, partial(layer.run, ridge, relaxation))
                     update.apply(new.tensors)
                     new.changed.update(modified_tensors(reader))
                     on_layer(update.fit)
             if place in norms and reestimate:
-                _reestimate(new, place, old.program.nodes[place], batches)
+                mine = [batch for batch in batches if batch in own]
+                _reestimate(new, place, old.program.nodes[place], mine, world)
         return new.tensors
 
 
@@ -305,12 +317,15 @@ class LayerTask:
     path: OutputPath
     missing: Collection[int]
     """Positions of the sums behind which branches are missing."""
+    own: Collection[int]
+    """The numbers of the batches that this rank executes."""
+    world: World
 
     def run(self, ridge: float | None, rounds: int) -> LayerUpdate:
         """Refit the layer in the new execution, with `rounds` of relaxation; return the update."""
         reader, new = self.reader, self.new
         splits, variance, relaxed = self._collect(ridge, rounds)
-        known = [sums.moments() for sums in splits if sums.count]
+        known = self._sum_over_ranks(splits)
         ridges = [select_ridge(reader, moments, ridge) for moments in zip(*known, strict=True)]
         totals = [reduce(operator.add, moments) for moments in zip(*known, strict=True)]
         if relaxed is None or any(map(math.isinf, ridges)):
@@ -321,13 +336,23 @@ class LayerTask:
             relaxed.close()
         apply_update(reader, parts, self.kept_indices, new.tensors)
         some = self.images if self.images < self.task.images else None
-        fit = as_fit(reader, parts, sum(sums.count for sums in splits), variance, some)
+        fit = as_fit(reader, parts, sum(one[0].count for one in known), variance, some)
         return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
 
     @property
     def images(self) -> int:
         """The number of images that are used."""
         return sum(self.task.batch_sizes[batch] for batch in self.batches)
+
+    def _sum_over_ranks(
+        self, splits: Sequence[ResidualMoments | ResidualRows]
+    ) -> list[list[Moments | Observations]]:
+        """Return the regression of every matrix of the layer, for each split that has rows."""
+        matrices = self.reader.geometry.groups
+        own = [sums.moments() if sums.count else [None] * matrices for sums in splits]
+        flat = self.world.sum([one for split in own for one in split])
+        found = [flat[:matrices], flat[matrices:]]
+        return [split for split in found if split[0] is not None]
 
     def _collect(
         self, ridge: float | None, rounds: int
@@ -349,6 +374,11 @@ class LayerTask:
         stats = ChannelStats()
         generator = self.task.drawing(f"reconstruction of {reader.spec.layer}")
         for batch in self.batches:
+            if batch not in self.own:  # the other ranks draw the same positions
+                value = self.task.programs[batch].nodes[reader.inputs[0]].meta["val"]
+                x = self._first(value, batch)
+                self._sampled_positions(x, columns, generator, relaxed is not None)
+                continue
             x = self._first(new.at(reader.inputs[0], batch), batch)
             every = [torch.arange(len(x))]
             split = _split_rows(self.task, batch, len(x)) if ridge is None else every
@@ -359,7 +389,7 @@ class LayerTask:
                 self._add_maps(batch, kept, stay, splits, split, stats)
             else:
                 self._add_rows(batch, kept, stay, splits, split, stats, sampled, relaxed)
-        return splits, float(stats.variance.sum()), relaxed
+        return splits, float(stats.over_ranks(self.world).variance.sum()), relaxed
 
     def _sampled_positions(
         self, x: Tensor, columns: int, generator: torch.Generator, needs_rows: bool
@@ -448,7 +478,7 @@ class LayerTask:
             return None
         scale = self.path.scale(self.old.tensors)
         chosen = torch.ones(len(outputs)) if scale is None else scale[outputs.to(scale.device)]
-        return RelaxedRows(chosen, self.path.limits, self.old.store)
+        return RelaxedRows(chosen, self.path.limits, self.old.store, self.world)
 
 
 def removed_sums(program: Program, removed: Sequence[ResidualBlock]) -> dict[int, int]:
@@ -546,7 +576,9 @@ def rows_at(
     return flat.gather(2, sampled[:, None].expand(-1, flat.shape[1], -1)).mT.flatten(0, 1)
 
 
-def _reestimate(new: Execution, place: int, node: fx.Node, batches: Sequence[int]) -> None:
+def _reestimate(
+    new: Execution, place: int, node: fx.Node, batches: Sequence[int], world: World
+) -> None:
     norm = batchnorm_of(new.program, node)
     if norm is None or not new.differs(place):
         return
@@ -556,6 +588,7 @@ def _reestimate(new: Execution, place: int, node: fx.Node, batches: Sequence[int
     stats = ChannelStats()
     for batch in batches:
         stats.add(new.at(source, batch))
+    stats = stats.over_ranks(world)
     for name, value in ((norm.mean, stats.mean), (norm.var, stats.variance)):
         new.tensors[name] = value.to(new.tensors[name])
         new.changed.add(name)

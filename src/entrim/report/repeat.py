@@ -39,7 +39,8 @@ def call(settings: Mapping[str, Any], seed: int | None = None) -> str:
     budget = [expression(changed.pop("budget"))] if "budget" in changed else []
     options = [f"{name}={expression(value)}" for name, value in changed.items()]
     options += [] if seed is None else [f"seed={seed}"]
-    return f"entrim.sparsify({', '.join(['model', 'images', *budget, *options])})"
+    source = "moments" if "moments" in settings else "images"
+    return f"entrim.sparsify({', '.join(['model', source, *budget, *options])})"
 
 
 _TARGETS = (

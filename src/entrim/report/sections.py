@@ -178,6 +178,12 @@ def error_scale(layers: Sequence[LayerRecord]) -> float:
     return next((step for step in steps if step >= largest), largest)
 
 
+def refit_head(layers: Sequence[LayerRecord], scale: float) -> list[str]:
+    """Return the heads of the columns of `refit_rows`."""
+    unseen = [] if any(layer.holdout_error is None for layer in layers) else ["hold-out images"]
+    return ["layer", f"0 to {percent(scale)}", "error", *unseen, "inputs", "equations"]
+
+
 def refit_rows(layers: Sequence[LayerRecord], scale: float) -> list[Row]:
     """Return the error of every refitted layer, and the size of its system of equations."""
     return [
@@ -185,6 +191,7 @@ def refit_rows(layers: Sequence[LayerRecord], scale: float) -> list[Row]:
             layer.layer,
             bar(layer.error / scale),
             percent(layer.error),
+            *([] if layer.holdout_error is None else [percent(layer.holdout_error)]),
             f"{layer.columns:,}",
             f"{layer.rows:,}",
         ]

@@ -7,8 +7,11 @@ from typing import Any
 from entrim.config import (
     Budget,
     EntropicPenalty,
+    Patterns,
+    Reconstruction,
     Target,
     Widths,
+    list_patterns,
     to_plain,
 )
 from entrim.errors import BadSettingError
@@ -38,6 +41,18 @@ class TargetResolver:
     """Whether the weights of the entropic solution are used."""
     include: Sequence[str]
     exclude: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        selector: str | Selector,
+        reconstruction: Reconstruction | None,
+        include: Patterns,
+        exclude: Patterns,
+    ) -> "TargetResolver":
+        """Return the resolver for the options of `sparsify`, validated."""
+        solved = reconstruction is not None and not reconstruction.refits
+        return cls(find_selector(selector), solved, list_patterns(include), list_patterns(exclude))
 
     @property
     def is_random(self) -> bool:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,14 @@ from torch.utils import _pytree as pytree
 
 from entrim.calibration.collect import Pass
 from entrim.calibration.data import CalibrationData
-from entrim.errors import CheckpointError, EntrimError, OtherRunError, SaveError
+from entrim.distributed.world import World
+from entrim.errors import (
+    CheckpointError,
+    DistributedError,
+    EntrimError,
+    OtherRunError,
+    SaveError,
+)
 from entrim.graph.eager import ExampleInputs
 from entrim.storage import atomic
 
@@ -53,7 +61,7 @@ def identity_of(
 ) -> dict[str, str]:
     """Return digests of everything except the target on which the results of a run depend."""
     code = dict.fromkeys(program.module.code for program in forward.programs)
-    network = (*code, *forward.tensors, str({t.device for t in forward.tensors.values()}))
+    network = (*code, *forward.tensors, str({t.device.type for t in forward.tensors.values()}))
     shown = [images.shapes(), dict(images.fixed), example_inputs]
     tensors = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
     shapes = repr(pytree.tree_map_only(Tensor, lambda tensor: tuple(tensor.shape), shown))
@@ -94,6 +102,8 @@ class CheckpointStore:
     """Dataclasses that units may contain, by name."""
     restored: set[str] = field(default_factory=set)
     """Keys of the units that were found on disk."""
+    world: World = field(default_factory=World)
+    """The ranks of the run: the first one reads and writes the folder, the others get its units."""
 
     @classmethod
     def at(cls, folder: "str | os.PathLike[str] | CheckpointStore | None") -> "CheckpointStore":
@@ -113,22 +123,30 @@ class CheckpointStore:
             yield len(self._units())
             return
         with ExitStack() as stack:
-            stack.enter_context(_exclusive(self.folder))
-            stack.callback(self._remove_empty)
-            self._begin(self.folder, identity)
+            finished = self.world.from_root(partial(self._enter, stack, self.folder, identity))
             try:
-                yield len(self._units())
-            except SaveError:
+                yield finished
+            except (SaveError, DistributedError):
                 raise
             except EntrimError:
                 self.remove()
                 raise
 
+    def _enter(self, stack: ExitStack, folder: Path, identity: Mapping[str, str]) -> int:
+        stack.enter_context(_exclusive(folder))
+        stack.callback(self._remove_empty)
+        self._begin(folder, identity)
+        return len(self._units())
+
     def get_or_compute(self, key: str, compute: Callable[[], T]) -> T:
-        """Return the unit under `key` if it is stored, else compute and store it."""
+        """Return the unit under `key` if it is stored, else compute and store it.
+
+        Every rank computes it, and the result of the first one is returned on all of them.
+        """
         found = self.get(key)
         if found is None:
-            found = compute()
+            computed = compute()
+            found = self.world.from_root(lambda: computed)
             self.put(key, found)
         return found
 
@@ -140,21 +158,25 @@ class CheckpointStore:
         """Return the unit under `key`; None if it is missing, damaged, or of another run."""
         if self.folder is None:
             return None
+        unit = self.world.from_root(partial(self._read, key))
+        if unit is not None:
+            self.restored.add(key)
+        return unit
+
+    def _read(self, key: str) -> Any:
         try:
             with safe_open(self._file(key), "pt") as stored:
                 head = stored.metadata()
                 tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
             if head["seal"] != self._seal(key, head["values"], tensors):
                 return None
-            unit = _decode(json.loads(head["values"]), tensors, self.types)
+            return _decode(json.loads(head["values"]), tensors, self.types)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
-        self.restored.add(key)
-        return unit
 
     def put(self, key: str, unit: Any) -> None:
         """Store a unit atomically: plain values, tensors, and dataclasses of `types`."""
-        if self.folder is None or self.read_only:
+        if self.folder is None or self.read_only or not self.world.is_root:
             return
         tensors: dict[str, Tensor] = {}
         values = json.dumps(_encode(unit, tensors))
@@ -178,7 +200,7 @@ class CheckpointStore:
 
     def remove(self) -> None:
         """Remove the folder, as far as possible; foreign files are kept."""
-        if self.folder is None:
+        if self.folder is None or not self.world.is_root:
             return
         with suppress(OSError):
             for entry in _entries(self.folder):

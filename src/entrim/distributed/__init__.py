@@ -1,0 +1,1 @@
+"""Several processes that prune one network together, in a process group of `torch.distributed`."""

@@ -11,7 +11,7 @@ from torch import nn
 import entrim
 from entrim.errors import ExportError, MissingPackageError
 from entrim.integrations.timm import save_timm, shapes_string
-from tests.integrations.torchvision_operators import define_missing_operators
+from experiments.operators import define_missing_operators
 
 SMALL = {"num_classes": 10}
 

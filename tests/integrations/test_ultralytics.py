@@ -17,7 +17,7 @@ from PIL import Image
 import entrim
 from entrim.errors import BadImagesError, BadSettingError, MissingPackageError, SaveError
 from entrim.integrations import ultralytics as integration
-from tests.integrations.torchvision_operators import define_missing_operators
+from experiments.operators import define_missing_operators
 
 installed = pytest.mark.skipif(
     find_spec("ultralytics") is None, reason="needs ultralytics: install it with torchvision"
@@ -52,16 +52,16 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(before)
 
 
-def narrow(kind: str = "yolov8") -> Any:
+def narrow(name: str = "yolov8") -> Any:
     """Return a narrow detector of one class with random weights."""
     ultralytics = pytest.importorskip("ultralytics")
     tasks = pytest.importorskip("ultralytics.nn.tasks")
-    description = tasks.yaml_model_load(f"{kind}n.yaml")
+    description = tasks.yaml_model_load(f"{name}n.yaml")
     description |= {"scales": {"n": [0.33, 0.125, 512]}, "nc": 1}
     del description["scale"], description["yaml_file"]
-    ultralytics.utils.YAML.save(f"narrow-{kind}.yaml", description)
+    ultralytics.utils.YAML.save(f"narrow-{name}.yaml", description)
     torch.manual_seed(0)
-    return ultralytics.YOLO(f"narrow-{kind}.yaml", verbose=False)
+    return ultralytics.YOLO(f"narrow-{name}.yaml", verbose=False)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from torch import nn
 
 from entrim.errors import ExportError, SaveError
 from entrim.graph.eager import call, copy_without_hooks, leaves
+from entrim.integrations.folders import check_new_folder
 from entrim.integrations.packages import import_package
 from entrim.storage import atomic
 
@@ -47,20 +48,20 @@ def save_timm(small: nn.Module, original: nn.Module, folder: str | os.PathLike[s
     original : nn.Module
         The network of timm before pruning, with any weights.
     folder : path
-        `shapes.txt` and `model.safetensors` are written there, and replaced.
+        A new or empty folder for `shapes.txt` and `model.safetensors`.
 
     Raises
     ------
     ExportError
         If the format of timm cannot describe the network.
     SaveError
-        If the files cannot be written.
+        If the folder is not empty or cannot be written.
     MissingPackageError
         If timm is not installed.
     """
-    shapes, weights = shapes_string(small), small.state_dict()
+    shapes, weights, place = shapes_string(small), small.state_dict(), Path(folder)
+    check_new_folder(place)
     _check_rebuilt(_rebuild(original, shapes), small)
-    place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
         atomic.write(place / SHAPES, shapes.encode())

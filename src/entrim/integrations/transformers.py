@@ -14,6 +14,7 @@ from torch import nn
 
 from entrim.errors import SaveError
 from entrim.graph.eager import copy_without_hooks
+from entrim.integrations.folders import check_new_folder
 from entrim.integrations.packages import import_package
 from entrim.records import Record
 from entrim.report.assessment import assess
@@ -86,8 +87,7 @@ def save_transformers(
         raise SaveError(
             f"this {kind} is not a network of transformers that entrim pruned: pass result.model"
         )
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise SaveError(f"{place} is not an empty folder: name a new one")
+    check_new_folder(place)
     classes = _automatic_classes(transformers, small)
     copied: Any = copy_without_hooks(small)
     copied.config.pruned = {"shapes": _changed_shapes(small, origin), "structure": _form(small)}
@@ -223,7 +223,7 @@ def _form(small: nn.Module) -> Mapping[str, Any]:
     return {**ModelStructure.of(small, origin).to_plain(), "channels_last": [], "training": []}
 
 
-def _name_class(file: Path, kind: str) -> None:
+def _name_class(file: Path, class_name: str) -> None:
     """Write the name of the subclass into a config.json."""
     settings = json.loads(file.read_text(encoding="utf-8"))
-    atomic.write(file, json.dumps({**settings, "architectures": [kind]}, indent=2).encode())
+    atomic.write(file, json.dumps({**settings, "architectures": [class_name]}, indent=2).encode())

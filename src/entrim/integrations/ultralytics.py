@@ -149,7 +149,7 @@ def save_yolo(model: nn.Module, file: str | os.PathLike[str]) -> None:
     settings = getattr(small, "args", {})
     small.args = dict(settings if isinstance(settings, dict) else vars(settings))
     small.criterion = None
-    small.yaml = _refuse_to_build(small.yaml)
+    small.yaml = _disable_yaml(small.yaml)
     content = io.BytesIO()
     torch.save(
         {
@@ -205,7 +205,7 @@ def _update_sizes(small: nn.Module, original: nn.Module) -> None:
     replace(origin, counts=sorted(changed.union(origin.counts))).write_on(small)
 
 
-def _refuse_to_build(description: dict[str, Any]) -> dict[str, Any]:
+def _disable_yaml(description: dict[str, Any]) -> dict[str, Any]:
     """Return the YAML of a network; building it fails with the remedy, not with full widths."""
     if _KIND in description:
         return description

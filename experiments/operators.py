@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LIBRARY = "torchvision"
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
@@ -26,14 +27,14 @@ def _suppress(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 def define_missing_operators() -> None:
     """Define `torchvision::nms` in Python if torchvision was built for another PyTorch."""
-    if find_spec("torchvision") is None:
+    if find_spec(LIBRARY) is None:
         return
     try:
-        import_module("torchvision")
+        import_module(LIBRARY)
     except RuntimeError:  # operator torchvision::nms does not exist
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", SCHEMA)
         torch.library.impl("torchvision::nms", "CPU", _suppress)
-        import_module("torchvision")  # without its other operators
-        extension: Any = import_module("torchvision.extension")
+        import_module(LIBRARY)  # without its other operators
+        extension: Any = import_module(f"{LIBRARY}.extension")
         extension._has_ops = lambda: True

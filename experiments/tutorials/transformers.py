@@ -63,19 +63,19 @@ def accuracy(model: nn.Module, data: Dataset) -> float:
 
 
 def main(folder: Path) -> None:
-    """Prune with 250 images, and print accuracies on 250 others."""
+    """Prune with 125 images, and print accuracies on 125 others."""
     transformers: Any = import_module("transformers")
-    fit, test = (imagenet_samples(range(start, 1000, 4)) for start in (0, 1))
+    fit, test = (imagenet_samples(range(start, 1000, 8)) for start in (0, 1))
     model = resnet50()
 
     images = PRETRAINED[WEIGHTS].normalization(fit.images)
-    result = entrim.sparsify(model, images, entrim.Budget(macs=0.7))
+    result = entrim.sparsify(model, images, entrim.Budget(macs=0.8))
     save_transformers(result.model, folder / "small", record=result.record)
     automatic = transformers.AutoModelForImageClassification
     loaded = automatic.from_pretrained(folder / "small", trust_remote_code=True)
 
     print(result.summary())
-    for name, network in {"original": model, "pruned": result.model, "loaded": loaded}.items():
+    for name, network in {"original": model, "loaded": loaded}.items():
         print(f"{name}: {accuracy(network.eval(), test):.1f} % of {len(test)}")
 
 

@@ -123,11 +123,11 @@ def test_a_network_of_transformers_is_pruned_scored_and_loaded(
     small = entrim.load(model.float(), tmp_path / "small")
     assert type(small) is type(model)
     assert small(torch.from_numpy(images[:2])).logits.shape == (2, 3)
-    done = command("export", "small", "--transformers", "folder", cwd=tmp_path)
+    done = command("export", "small", "--hf", "folder", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "model.safetensors, modeling_pruned.py" in done.out
     assert "images and entrim" in (tmp_path / "folder/README.md").read_text()
-    again = command("export", "small", "--transformers", "folder", cwd=tmp_path)
+    again = command("export", "small", "--hf", "folder", cwd=tmp_path)
     assert again.code == 1
     assert "folder is not an empty folder: name a new one" in again.err
     forced = command("export", "small", "--timm", "other", "--force", cwd=tmp_path)

@@ -47,13 +47,11 @@ def add(subparsers: Any) -> ArgumentParser:
     file = parser.add_mutually_exclusive_group(required=True)
     file.add_argument("--onnx", metavar="FILE", help="write ONNX, verified in onnxruntime")
     file.add_argument("--torchexport", metavar="FILE", help="write a torch.export program (.pt2)")
+    file.add_argument("--timm", metavar="OUT", help="write a network of timm for timm")
     file.add_argument(
-        "--timm", metavar="FOLDER", help="write the files that timm loads, for a network of timm"
-    )
-    file.add_argument(
-        "--transformers",
-        metavar="FOLDER",
-        help="write a folder for from_pretrained with a model card, for a network of transformers",
+        "--hf",
+        metavar="OUT",
+        help="write a network of transformers for from_pretrained",
     )
     parser.add_argument(
         "--int8",
@@ -67,7 +65,7 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Export, compare, write, print a summary."""
-    if args.timm or args.transformers:
+    if args.timm or args.hf:
         return _write_folder(args)
     places = _destinations(args)
     _check_destinations(places, args.force)
@@ -91,7 +89,7 @@ def _write_folder(args: Namespace) -> int:
     for option in ("int8", "force"):
         if getattr(args, option):
             raise CommandError(f"--{option} is for files: leave it out, or pass --onnx FILE")
-    folder = args.timm or args.transformers
+    folder = args.timm or args.hf
     model, small = read_networks(args)
     if args.timm:
         save_timm(small, model, folder)

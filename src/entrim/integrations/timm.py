@@ -93,7 +93,8 @@ def _check_rebuilt(rebuilt: nn.Module, small: nn.Module) -> None:
             raise _not_described(f"{name} has {expected.get(name)}, timm makes {found.get(name)}")
     rebuilt.load_state_dict(small.state_dict())
     settings = getattr(small, "pretrained_cfg", None) or {}
-    images = torch.randn(2, *settings.get("input_size", (3, 224, 224)))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, *settings.get("input_size", (3, 224, 224)), generator=generator)
     networks = [rebuilt.eval(), copy_without_hooks(small).cpu().eval()]
     try:
         with torch.no_grad():

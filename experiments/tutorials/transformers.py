@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import entrim
 from entrim.integrations.transformers import save_transformers
@@ -21,6 +22,8 @@ _RENAMES = {
     r"^(?:conv|bn)1": "resnet.embedder.embedder",
     r"^fc": "classifier.1",
 }
+SIDE = 144
+"""Side of the images: smaller than in the training, so that the program is fast."""
 _EPS = 1e-3 - 1e-5
 """Difference between the eps of BatchNorm in Keras and in transformers."""
 
@@ -53,12 +56,17 @@ def rename(name: str) -> str:
     return f"{stem}{kind}.{leaf}"
 
 
+def prepare(images: Tensor) -> Tensor:
+    """Return images as inputs of the network."""
+    pixels = PRETRAINED[WEIGHTS].normalization(images)
+    return F.interpolate(pixels, (SIDE, SIDE), mode="bilinear", antialias=True)
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Dataset) -> float:
     """Return the percentage of images that `model` classifies correctly."""
-    normalization = PRETRAINED[WEIGHTS].normalization
     pairs = zip(data.images.split(50), data.labels.split(50), strict=True)
-    hits = sum(int((model(normalization(x)).logits.argmax(1) == y).sum()) for x, y in pairs)
+    hits = sum(int((model(prepare(x)).logits.argmax(1) == y).sum()) for x, y in pairs)
     return 100 * hits / len(data)
 
 
@@ -68,8 +76,7 @@ def main(folder: Path) -> None:
     fit, test = (imagenet_samples(range(start, 1000, 8)) for start in (0, 1))
     model = resnet50()
 
-    images = PRETRAINED[WEIGHTS].normalization(fit.images)
-    result = entrim.sparsify(model, images, entrim.Budget(macs=0.8))
+    result = entrim.sparsify(model, prepare(fit.images), entrim.Budget(macs=0.8))
     save_transformers(result.model, folder / "small", record=result.record)
     automatic = transformers.AutoModelForImageClassification
     loaded = automatic.from_pretrained(folder / "small", trust_remote_code=True)

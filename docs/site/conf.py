@@ -35,6 +35,12 @@ PAGES = {
         "how-to/extend",
         "how-to/troubleshoot",
     ],
+    "Tutorials": [
+        "tutorials/ultralytics",
+        "tutorials/timm",
+        "tutorials/torchvision",
+        "tutorials/transformers",
+    ],
     "The method": [
         "method",
         "notation",
@@ -52,6 +58,7 @@ PAGES = {
         "reference/report",
         "reference/export",
         "reference/onnx",
+        "reference/integrations",
         "reference/errors",
     ],
     "Experiments": [

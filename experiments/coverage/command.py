@@ -15,7 +15,8 @@ import torch
 from experiments.benchmarks.record import RESULTS, Ledger
 from experiments.coverage import tables
 from experiments.coverage.measure import Row, measure_peer, measure_pruning, measure_trace
-from experiments.coverage.networks import NETWORKS, declare_operators
+from experiments.coverage.networks import NETWORKS
+from experiments.operators import define_missing_operators
 
 STEPS: dict[str, Callable[[str], Row]] = {
     "trace": measure_trace,
@@ -100,7 +101,7 @@ def _version(library: str) -> str:
 
 def _import_libraries() -> None:
     """Import the libraries once, so that the processes need not."""
-    declare_operators()
+    define_missing_operators()
     for name in LIBRARIES:
         try:
             import_module(name)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiments.operators import define_missing_operators
+
 Network = tuple[nn.Module, torch.Tensor]
 """A network in eval mode, and two images."""
 
@@ -82,16 +84,6 @@ PYTORCHCV: dict[int, str] = {
     """,
     96: "inceptionv3 xception",
 }
-
-
-def declare_operators() -> None:
-    """Declare two operators of torchvision, which no network calls, where its binary is missing."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        for operator in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{operator}",
-                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            )
 
 
 def timm(name: str, side: int, *, resized: bool = False) -> Network:
@@ -319,7 +311,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 
 def build(name: str) -> Network:
     """Return a network with random weights from seed 0, in eval mode, and two images."""
-    declare_operators()
+    define_missing_operators()
     torch.manual_seed(0)
     model, images = NETWORKS[name]()
     return model.eval().float(), images

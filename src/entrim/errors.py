@@ -36,6 +36,10 @@ class MissingExtraError(EntrimError, ImportError):
         )
 
 
+class MissingPackageError(EntrimError, ImportError):
+    """A package that is in no extra of entrim is required, but not installed, or does not run."""
+
+
 class TraceError(EntrimError, ValueError):
     """The network cannot be traced from its inputs to its outputs."""
 

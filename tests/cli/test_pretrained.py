@@ -13,7 +13,7 @@ from torch import nn
 
 import entrim
 from entrim.cli.model import read_model
-from entrim.errors import CommandError
+from entrim.errors import CommandError, MissingPackageError
 from tests.cli.conftest import Command, assert_refused
 
 
@@ -86,7 +86,9 @@ def test_a_missing_package_is_named(prefix: str, monkeypatch: pytest.MonkeyPatch
     package = {"hf": "transformers"}.get(prefix, prefix)
     for name in (package, "torchvision.models"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(CommandError, match=rf"{prefix}:net needs {package}.*: pip install \w+$"):
+    with pytest.raises(
+        MissingPackageError, match=rf"{prefix}:net needs {package}.*: pip install \w+$"
+    ):
         read_model(f"{prefix}:net", None)
 
 
@@ -96,7 +98,9 @@ def test_a_package_for_another_pytorch_is_named(
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(CommandError, match=r"timm failed \(operator nms .*version for PyTorch 2"):
+    with pytest.raises(
+        MissingPackageError, match=r"timm failed \(operator nms .*version for PyTorch 2"
+    ):
         read_model("timm:resnet18", None)
 
 
@@ -119,5 +123,14 @@ def test_a_network_of_transformers_is_pruned_scored_and_loaded(
     small = entrim.load(model.float(), tmp_path / "small")
     assert type(small) is type(model)
     assert small(torch.from_numpy(images[:2])).logits.shape == (2, 3)
+    done = command("export", "small", "--hf", "folder", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "model.safetensors, modeling_pruned.py" in done.out
+    assert "images and entrim" in (tmp_path / "folder/README.md").read_text()
+    again = command("export", "small", "--hf", "folder", cwd=tmp_path)
+    assert again.code == 1
+    assert "folder is not an empty folder: name a new one" in again.err
+    forced = command("export", "small", "--timm", "other", "--force", cwd=tmp_path)
+    assert_refused(forced, "--force is for files: leave it out")
     refused = command("inspect", "hf:nowhere/net", "--shape", "3,32,32", cwd=tmp_path)
     assert_refused(refused, "transformers cannot build nowhere/net", "--weights FILE")

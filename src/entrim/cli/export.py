@@ -8,12 +8,15 @@ from typing import Any
 
 from entrim.cli.console import print_json, print_result, table
 from entrim.cli.options import check_writable
-from entrim.cli.saved_model import SavedModel, add_saved, read_saved
+from entrim.cli.saved_model import SavedModel, add_saved, read_networks, read_saved
 from entrim.display.bars import ProgressDisplay
 from entrim.errors import CommandError
 from entrim.export.formats import TOLERANCE, Exported, to_int8, to_onnx, to_program
 from entrim.export.parity import Answer, answer_of, outputs
+from entrim.integrations.timm import save_timm
+from entrim.integrations.transformers import save_transformers
 from entrim.report.numbers import size
+from entrim.storage.model_folder import read_manifest, record_in
 
 _EXAMPLES = """\
 examples:
@@ -22,6 +25,7 @@ examples:
   entrim export small --onnx small.onnx --int8 --images test.npz --key x \\
       --labels test.npz --labels-key y                     with accuracies
   entrim export small --torchexport small.pt2
+  entrim export small --timm small-timm                    for a network of timm
   entrim export small --model nets.py:ResNet20 --shape 3,32,32 --onnx small.onnx"""
 BEFORE = "before pruning"
 _GAP = "–"
@@ -43,6 +47,12 @@ def add(subparsers: Any) -> ArgumentParser:
     file = parser.add_mutually_exclusive_group(required=True)
     file.add_argument("--onnx", metavar="FILE", help="write ONNX, verified in onnxruntime")
     file.add_argument("--torchexport", metavar="FILE", help="write a torch.export program (.pt2)")
+    file.add_argument("--timm", metavar="OUT", help="write a network of timm for timm")
+    file.add_argument(
+        "--hf",
+        metavar="OUT",
+        help="write a network of transformers for from_pretrained",
+    )
     parser.add_argument(
         "--int8",
         action="store_true",
@@ -55,6 +65,8 @@ def add(subparsers: Any) -> ArgumentParser:
 
 def run(args: Namespace) -> int:
     """Export, compare, write, print a summary."""
+    if args.timm or args.hf:
+        return _write_folder(args)
     places = _destinations(args)
     _check_destinations(places, args.force)
     saved = read_saved(args)
@@ -69,6 +81,26 @@ def run(args: Namespace) -> int:
         print_json(found | {"files": rows})
     else:
         print_result(_format_table(rows, saved, before))
+    return 0
+
+
+def _write_folder(args: Namespace) -> int:
+    """Write a folder that another library loads."""
+    for option in ("int8", "force"):
+        if getattr(args, option):
+            raise CommandError(f"--{option} is for files: leave it out, or pass --onnx FILE")
+    folder = args.timm or args.hf
+    model, small = read_networks(args)
+    if args.timm:
+        save_timm(small, model, folder)
+    else:
+        record = record_in(read_manifest(args.folder), Path(args.folder))
+        save_transformers(small, folder, record=record)
+    files = sorted(file.name for file in Path(folder).iterdir())
+    if args.json:
+        print_json({"folder": folder, "files": files})
+    else:
+        print_result(f"{folder}: {', '.join(files)}")
     return 0
 
 

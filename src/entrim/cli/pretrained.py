@@ -1,15 +1,14 @@
 """Networks of other libraries: `timm:NAME`, `torchvision:NAME`, `hf:NAME_OR_FOLDER`."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
 
-import torch
 from torch import nn
 
 from entrim.errors import CommandError
+from entrim.integrations.packages import import_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def read_pretrained(where: str, *, trained: bool) -> nn.Module | None:
     if not colon or prefix not in LIBRARIES:
         return None
     library = LIBRARIES[prefix]
-    module = _import(library, where)
+    module = import_package(library.module, library.package, where)
     known = library.names(module)
     if known and ":" not in name and name.partition(".")[0] not in known:  # hf-hub:NAME of timm
         near = get_close_matches(name, known, n=4, cutoff=0.4)
@@ -75,18 +74,4 @@ def read_pretrained(where: str, *, trained: bool) -> nn.Module | None:
         raise CommandError(
             f"{library.package} cannot build {name} ({type(error).__name__}: {reason}): correct "
             "the name, connect to the internet for its weights, or pass --weights FILE"
-        ) from error
-
-
-def _import(library: Library, where: str) -> ModuleType:
-    try:
-        return importlib.import_module(library.module)
-    except ModuleNotFoundError as error:
-        raise CommandError(
-            f"{where} needs {library.package} ({error}): pip install {library.package}"
-        ) from error
-    except Exception as error:  # RuntimeError, if its binary does not fit PyTorch
-        raise CommandError(
-            f"importing {library.package} failed ({error}): install the version for PyTorch "
-            f"{torch.__version__}"
         ) from error

@@ -55,6 +55,13 @@ def add_saved(parser: ArgumentParser) -> None:
     parser.set_defaults(**dict.fromkeys(_IMAGE_DEFAULTS))  # None: the value of the run
 
 
+def read_networks(args: Namespace) -> tuple[nn.Module, nn.Module]:
+    """Return the network before pruning, perhaps with other weights, and the pruned one."""
+    require_run(args.folder)  # before any code is executed
+    model = _original(args, read_source(Path(args.folder)))
+    return model, load(model, args.folder).eval()
+
+
 def read_saved(args: Namespace) -> SavedModel:
     """Return the network with its images, from the arguments or the command of the run."""
     require_run(args.folder)  # before any code is executed

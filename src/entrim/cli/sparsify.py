@@ -233,7 +233,7 @@ def run(args: Namespace) -> int:
 
 def _assist(args: Namespace) -> int:
     """Compute a share of the run of the first rank; print and write nothing."""
-    options, model = options_of(args), read_model(args.model, args.weights)
+    options, model = options_of(args), read_model(args.model, args.weights, args.device)
     images = read_images(args, model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -43,7 +43,7 @@ MANIFEST = "entrim.json"
 _LOCK = ".entrim.lock"
 LOADER = "load_model.py"
 """The file that loads the network without entrim, a copy of `entrim.surgery.load_model`."""
-_LOADER_CODE = files("entrim.surgery").joinpath(LOADER).read_bytes()
+LOADER_CODE = files("entrim.surgery").joinpath(LOADER).read_bytes()
 CHECKPOINT = ".entrim.checkpoint"
 """The checkpoint folder of an unfinished distillation, inside its output folder."""
 _OURS = re.compile(
@@ -102,7 +102,7 @@ def save(
         with alone(place):
             _sweep(place)
             atomic.write(place / _weights_file(digest), weights)
-            atomic.write(place / LOADER, _LOADER_CODE)
+            atomic.write(place / LOADER, LOADER_CODE)
             atomic.write(place / MANIFEST, _lines(manifest).encode())
             with suppress(OSError):  # the new network is complete; the next save sweeps again
                 _sweep(place)
@@ -300,7 +300,7 @@ def _is_loader(file: Path) -> bool:
     if file.name != LOADER or not file.is_file():
         return False
     with file.open("rb") as stream:
-        return stream.readline() == _LOADER_CODE.splitlines(keepends=True)[0]
+        return stream.readline() == LOADER_CODE.splitlines(keepends=True)[0]
 
 
 def _check_foreign(place: Path) -> None:

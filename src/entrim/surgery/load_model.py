@@ -89,7 +89,9 @@ def rebuild(
     for name, old in list(name_tensors(model)):
         first = shared.get(name, name)
         if first not in ready:
-            new = tensors[first].to("cpu" if old.is_meta else old.device)
+            new = tensors[first]
+            if not new.is_meta:
+                new = new.to("cpu" if old.is_meta else old.device)
             if first in channels_last:
                 new = new.contiguous(memory_format=LAYOUTS[new.dim()])
             if isinstance(old, nn.Parameter):

@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
     check_new(args)
     check_unused(args, args.images)
     print_reading(args.model, args.images)
-    model = read_model(args.model, args.weights)
+    model = read_model(args.model, args.weights, args.device)
     images = read_images(args, model)
     options = given(args, ("holdout", "memory_limit"))
     with ProgressDisplay() as progress:

@@ -13,7 +13,7 @@ from entrim.calibration.collect import LayerStatistics
 from entrim.calibration.tensor_store import Scratch
 from entrim.errors import BadSettingError
 from entrim.metrics import compare, mirror_error
-from entrim.reconstruction.layer import select_ridge
+from entrim.reconstruction.layer import RIDGES, select_ridge
 from entrim.reconstruction.sequential import _split_rows
 from entrim.reconstruction.views import (
     ENOUGH_IMAGES,
@@ -192,6 +192,21 @@ def test_a_refit_of_noise_keeps_the_weights() -> None:
     x, y = torch.randn(40, 30, generator=g), torch.randn(40, 3, generator=g)
     fitting, inner = entrim.Moments.of(x, y), entrim.Moments.of(x, -y)
     assert math.isinf(select_ridge(reader, [fitting, inner], None))
+
+
+def test_a_ridge_below_the_rounding_of_the_sums_is_not_selected() -> None:
+    reader = statistics_of(chain(), 60).consumers["7"]
+    g = torch.Generator().manual_seed(0)
+    mixed, weight = torch.randn(5, 30, generator=g), torch.randn(30, 3, generator=g)
+    fitting, inner = (
+        entrim.Moments.of(x, x @ weight) for x in torch.randn(2, 200, 5, generator=g) @ mixed
+    )
+    rounded = fitting.gram_sum.clone()
+    rounded.diagonal()[1:] *= 1 - 3e-4
+    assert float(torch.linalg.eigvalsh(rounded).min()) < 0
+    assert select_ridge(reader, [fitting, inner], None) == RIDGES[0]
+    known = replace(fitting, gram_sum=rounded)
+    assert select_ridge(reader, [known, inner], None) == RIDGES[1]
 
 
 IMAGE_KINDS = (

@@ -17,6 +17,7 @@ from entrim.entropic.least_squares import NormalEquations, Refit, factor_ridged,
 from entrim.entropic.moments import Moments
 from entrim.entropic.observations import Observations, refit_rows
 from entrim.entropic.solution import Part
+from entrim.errors import SingularMomentsError
 from entrim.graph.channel_graph import ChannelGraph, Group, ResidualBlock
 from entrim.graph.restricted import mark_removed
 from entrim.surgery.plan import part_of, write_part, zero_removed
@@ -238,7 +239,8 @@ def _trial_errors(
 ) -> Callable[[float], float]:
     """Return the squared error on `inner` of the fit on `fitting` as a function of the ridge.
 
-    Single precision suffices to compare the ridges, and takes half the time.
+    Single precision suffices to compare the ridges, and takes half the time. A ridge below its
+    rounding, which leaves the matrix indefinite, has an infinite error.
     """
     if isinstance(fitting, Observations) or isinstance(inner, Observations):
         return lambda ridge: squared_error(inner, solve_layer(reader, fitting, ridge))
@@ -249,7 +251,11 @@ def _trial_errors(
     inner_gram, inner_cross = judged.gram_sum.float(), judged.cross_sum.float()
 
     def error(ridge: float) -> float:
-        solution = torch.cholesky_solve(cross, factor_ridged(gram, ridge)) / scale[:, None]
+        try:
+            factor = factor_ridged(gram, ridge)
+        except SingularMomentsError:
+            return math.inf
+        solution = torch.cholesky_solve(cross, factor) / scale[:, None]
         fitted = (2 * inner_cross - inner_gram @ solution) * solution
         return judged.target_sum_sq - float(fitted.sum(dtype=torch.float64))
 

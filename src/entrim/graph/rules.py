@@ -107,7 +107,8 @@ def plane(call: OpCall) -> Result:
 
 _POINTWISE = (
     "hardswish hardsigmoid relu6 leaky_relu selu celu softsign rrelu log_sigmoid hardshrink "
-    "softshrink tanhshrink threshold square copy masked_fill fill zero where clamp clip true_divide"
+    "softshrink tanhshrink threshold square copy masked_fill fill zero where clamp clip "
+    "true_divide hardtanh"
 )
 _COPIES = (
     "to contiguous clone detach alias type_as lift_fresh_copy lift_fresh _to_copy float double "

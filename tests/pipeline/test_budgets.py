@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import entrim
 from entrim import results
 from entrim.allocation import allocator
+from entrim.allocation.latency import OperationTimes
 from entrim.allocation.sensitivity import interpolate, measured_widths, output_change
 from entrim.errors import (
     BudgetError,
@@ -144,7 +145,13 @@ def fake_measure(seconds: float, deviation: float = 0.0) -> Any:
     return by_macs
 
 
+def fake_times(model: nn.Module, example_inputs: Any) -> OperationTimes:
+    """Return operation times for which every element of a weight takes a microsecond."""
+    return OperationTimes({name: 1e-6 * p.numel() for name, p in model.named_parameters()}, {})
+
+
 def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OperationTimes, "of", fake_times)
     monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(1e-9))
     model = residual()

@@ -273,7 +273,7 @@ class Workload:
         """Return the work of the relaxed refits of one layer, as if it were in front of a ReLU."""
         n, rows = max(1, round(consumer.columns * share)), self.forward.rows(consumer)
         each = Work(forward=rows * consumer.outputs * (2 * n + ELEMENT))
-        return (each + self._solve(consumer, n)) * self.relaxation
+        return each * self.relaxation + self._solve(consumer, n)
 
     def shares(self, widths: Mapping[str, int]) -> dict[str, int | float]:
         """Return the share of kept columns of every layer that consumes groups of `widths`."""

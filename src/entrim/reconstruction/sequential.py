@@ -20,11 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx
 
 from entrim.calibration.collect import (
-    ROWS_PER_COLUMN,
     ChannelStats,
     LayerStatistics,
     Pass,
     batchnorm_of,
+    rows_for,
 )
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.calibration.executor import Execution, Program, advance, value_bytes
@@ -297,7 +297,7 @@ def batch_counts(
 def relaxed_bytes(task: Pass, reader: BoundConsumer) -> int:
     """Return the bytes of the rows that are stored to relax the targets of a layer, at most."""
     values = (reader.columns + 1) * reader.geometry.groups + 3 * reader.outputs
-    return ROWS_PER_COLUMN * (reader.columns + 1) * values * 4 if task.n_positions else 0
+    return rows_for(reader.columns) * values * 4 if task.n_positions else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +399,7 @@ class LayerTask:
         if sampled is not None or not needs_rows:
             return sampled
         every = self.reader.n_positions(x)
-        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
+        drawn = -(-rows_for(columns) // self.images)
         count = min(drawn, every) if self.task.n_positions == "auto" else every
         order = torch.rand(len(x), every, generator=generator)
         return order.topk(count, 1).indices.to(x.device)

@@ -10,7 +10,7 @@ from torch import nn
 from entrim.calibration.collect import LayerStatistics, check_images
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData, Images, read_images
-from entrim.calibration.gram import Gram
+from entrim.calibration.patch_gram import Gram
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.callbacks import Callback, Progress
 from entrim.config import Calibration, check_seed, check_type, explain_options

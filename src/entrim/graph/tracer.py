@@ -1,9 +1,13 @@
 """Trace channels through the exported graph, from the inputs to the outputs of a network."""
 
+import io
 import itertools
+import logging
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +18,9 @@ from torch.export import ExportedProgram
 
 from entrim.errors import TraceError
 from entrim.graph.channel_ids import ChannelIds, ChannelLayout
-from entrim.graph.diagnostics import log_diagnostics
 from entrim.graph.eager import ExampleInputs, arguments, copy_without_hooks, samples, unwrap
 
+_LOG = logging.getLogger("entrim")
 Result = ChannelLayout | tuple[ChannelLayout | None, ...] | None
 Vector = Int[Tensor, " _"]
 
@@ -395,3 +399,48 @@ def _in_place(call: OpCall) -> bool:
 def _freeze_outputs(state: TraceState, node: fx.Node) -> None:
     for value in OpCall.of(state, node).operands():
         state.channels.freeze(value.ids, OUTPUT)
+
+
+class _Capture(logging.Filter):
+    """Writes the records of a handler to `stream` instead."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Write the message, and omit it from the handler; structured traces have none."""
+        if "__" in record.name:
+            return True
+        self.stream.write(f"{record.name}: {record.getMessage()}\n")
+        return False
+
+
+@contextmanager
+def log_diagnostics(what: str) -> Iterator[None]:
+    """Log at level DEBUG what the block prints, if it fails; otherwise print it afterwards."""
+    out, err, begin = io.StringIO(), io.StringIO(), (sys.stdout, sys.stderr)
+    try:
+        with redirect_stdout(out), redirect_stderr(err), _capture_torch_logs(err):
+            yield
+    except BaseException:
+        if text := (out.getvalue() + err.getvalue()).strip():
+            _LOG.debug("%s printed:\n%s", what, text)
+        raise
+    for stream, text in zip(begin, (out, err), strict=True):
+        if stream is not None and text.getvalue():
+            stream.write(text.getvalue())
+
+
+@contextmanager
+def _capture_torch_logs(stream: io.StringIO) -> Iterator[None]:
+    """Write the messages of PyTorch's loggers to `stream`; their handlers keep the first stderr."""
+    known = logging.root.manager.loggerDict
+    names = [name for name in known if name.startswith("torch") and "__" not in name]
+    handlers = {handler for name in names for handler in logging.getLogger(name).handlers}
+    capture = _Capture(stream)
+    with ExitStack() as stack:
+        for handler in handlers:
+            handler.addFilter(capture)
+            stack.callback(handler.removeFilter, capture)
+        yield

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from entrim.calibration.collect import LayerStatistics, Pass, collection_passes
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.executor import Program, value_bytes
-from entrim.calibration.gram import MAX_COLUMNS, reduced_columns
+from entrim.calibration.patch_gram import MAX_COLUMNS, reduced_columns
 from entrim.calibration.tensor_store import tensor_bytes
 from entrim.config import Budget, Calibration, Target
 from entrim.graph.channel_graph import Group, ResidualBlock

@@ -314,10 +314,12 @@ class Progress:
         for callback in self.callbacks:
             callback.on_step(event)
 
-    def report_result(self, settings: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Report the result of the open run."""
+    def report_result(
+        self, settings: Mapping[str, Any], metrics: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Report the result of the open run; `metrics` is called if there are callbacks."""
         for callback in self.callbacks:
-            callback.on_result(self._run or "", settings, metrics)
+            callback.on_result(self._run or "", settings, metrics())
 
     def warn(self, note: str, category: type[UserWarning]) -> None:
         """Issue a warning, and store it for the record."""

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrim.allocation.allocate import SelectedPoint
-from entrim.allocation.allocator import Allocator, Selection, check_holdout
+from entrim.allocation.allocate import Allocator, SelectedPoint, Selection, check_holdout
 from entrim.allocation.latency import OperationTimes
 from entrim.calibration.collect import LayerStatistics, Pass, check_images
 from entrim.calibration.consumers import BoundConsumer
@@ -99,8 +98,7 @@ from entrim.selection.entropic import select_channels, stronger_penalty
 from entrim.selection.targets import TargetResolver, describe_selector
 from entrim.storage.checkpoint import CheckpointStore, fingerprint, identity_of
 from entrim.surgery.plan import Plan
-from entrim.surgery.prune import PrunedModel, prune
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import PrunedModel, prune, values_of
 from entrim.surgery.trace import trace
 
 EXAMPLES = 4
@@ -735,7 +733,7 @@ class Pruner:
             pruned=fingerprint(values_of(pruned.model).values()),
         )
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
-        self.progress.report_result(record.settings, record.metrics())
+        self.progress.report_result(record.settings, record.metrics)
         return SparsifyResult(
             model=pruned.model,
             plan=pruned.plan,

@@ -17,7 +17,7 @@ from entrim.errors import BadImagesError
 from entrim.metrics import MIRROR_ERROR, compare, mirror_error
 from entrim.reconstruction.views import Mixture
 from entrim.storage.checkpoint import fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 from tests.pipeline.networks import chain, images
 
 X = images(200, 3, 8, 8)

@@ -71,7 +71,7 @@ from entrim.selection.entropic import EntropicSelector
 from entrim.selection.targets import SELECTORS
 from entrim.storage.checkpoint import UNFINISHED, CheckpointStore
 from entrim.storage.model_folder import CHECKPOINT
-from entrim.surgery.structure import SourceModel
+from entrim.surgery.prune import SourceModel
 
 _EXAMPLES = """\
 examples:

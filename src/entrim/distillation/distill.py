@@ -30,7 +30,7 @@ from entrim.pipeline import Pruner
 from entrim.records import Distilled, Holdout
 from entrim.results import SparsifyResult, now
 from entrim.storage.checkpoint import CheckpointStore, fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def distill(
         if store is not checkpoint_dir:
             store.remove()
         better = _result(result, trained, task.count, held, options, data.holdout)
-        progress.report_result(options, better.record.metrics())
+        progress.report_result(options, better.record.metrics)
     return better
 
 

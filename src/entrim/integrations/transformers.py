@@ -22,7 +22,7 @@ from entrim.report.summary import Rows, size_rows, unseen_rows
 from entrim.storage import atomic
 from entrim.storage.model_folder import LOADER, LOADER_CODE
 from entrim.surgery.load_model import name_tensors
-from entrim.surgery.structure import ModelStructure, SourceModel
+from entrim.surgery.prune import ModelStructure, SourceModel
 
 TASKS = {
     "AutoModelForImageClassification": "image-classification",

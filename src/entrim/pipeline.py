@@ -34,7 +34,7 @@ from entrim.config import (
     explain_options,
     to_plain,
 )
-from entrim.display.bars import displays
+from entrim.display.bars import make_display
 from entrim.distributed.world import World
 from entrim.entropic.solution import Part
 from entrim.errors import (
@@ -179,7 +179,7 @@ class Pruner:
         self.resolver = TargetResolver.of(selector, self.reconstruction, include, exclude)
         self.seed = check_seed(seed)
         self.world = World.current()
-        self.progress = Progress.of(displays(callbacks) if self.world.is_root else ())
+        self.progress = Progress.of(callbacks if self.world.is_root else (), make_display)
         self.checkpoints = CheckpointStore.at(checkpoint_dir)
         self.checkpoints.world = self.world
         self.checkpoints.types = {kind.__name__: kind for kind in TYPES}
@@ -885,7 +885,7 @@ def sparsify(
             reconstruction=reconstruction,
             calibration=calibration,
             example_inputs=example_inputs,
-            progress=Progress.of(displays(callbacks)),
+            progress=Progress.of(callbacks, make_display),
             checkpoints=checkpoints,
             seed=check_seed(seed),
         )

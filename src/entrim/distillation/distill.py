@@ -13,7 +13,7 @@ from torch import nn
 from entrim.calibration.data import CalibrationData, Images, read_images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import BATCH_SIZE, Distillation
-from entrim.display.bars import displays
+from entrim.display.bars import make_display
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task, teacher_ignores_mirroring
 from entrim.distillation.trainer import (
@@ -120,7 +120,7 @@ def distill(
         raise BadSettingError(
             f"distillation is a {type(distillation).__name__}: pass entrim.Distillation(...)"
         )
-    progress, learned = Progress.of(displays(callbacks)), _teacher(result, teacher)
+    progress, learned = Progress.of(callbacks, make_display), _teacher(result, teacher)
     data = _read(result, images)
     task, held = _task(result, learned, data.training, distillation)
     config = TrainingConfig(

@@ -69,9 +69,9 @@ class World:
 
         Every rank yields the same results in the same order. If a rank fails, all raise an error.
         """
-        if self.size == 1:
-            yield from own
-            return
+        return own if self.size == 1 else self._exchange(own)
+
+    def _exchange(self, own: Iterator[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         while any(found := self._gather(lambda: next(own, None))):
             yield from (one for one in found if one is not None)
 

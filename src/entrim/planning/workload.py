@@ -116,9 +116,9 @@ class PassWork:
         sizes = [value_bytes(node) for node in self.program.nodes if node not in named]
         return max(sizes, default=0) // self.task.batch_sizes[0]
 
-    def rows(self, reader: BoundConsumer, columns: int | None = None) -> int:
-        """Return the number of rows of a layer with this number of columns, by default all."""
-        return self.task.n_rows(reader, reader.columns if columns is None else columns)
+    def rows(self, reader: BoundConsumer) -> int:
+        """Return the number of rows of a layer."""
+        return self.task.n_rows(reader, reader.columns)
 
     def gram(self, reader: BoundConsumer, columns: int | None = None) -> Work:
         """Return the cost of the Gram matrices of a layer with this number of columns."""

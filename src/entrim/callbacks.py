@@ -91,6 +91,18 @@ class Callback(Protocol):
         """Handle the end of a call that took `seconds`; it is also called after an error."""
 
 
+def in_notebook() -> bool:
+    """Whether this code runs in a kernel, which shows rich output."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
+
+
+def _is_watched() -> bool:
+    """Whether a person is watching: in a notebook or at a terminal."""
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+
+
 @dataclass(slots=True)
 class Pace:
     """The time that a stage takes for its work; restored steps do not count."""
@@ -335,15 +347,3 @@ class Progress:
         """Issue a warning, and store it for the record."""
         self.notes.append(note)
         warnings.warn(note, category, stacklevel=3)
-
-
-def in_notebook() -> bool:
-    """Whether this code runs in a kernel, which shows rich output."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return hasattr(shell, "kernel")
-
-
-def _is_watched() -> bool:
-    """Whether a person is watching: in a notebook or at a terminal."""
-    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())

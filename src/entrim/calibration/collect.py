@@ -16,8 +16,16 @@ from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import Execution, Program, advance, programs
-from entrim.calibration.gram import Gram, LayerRows, reduced_columns
-from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double, patches, sums_device
+from entrim.calibration.patch_gram import (
+    Gram,
+    LayerRows,
+    PatchGram,
+    RowCollector,
+    in_double,
+    patches,
+    reduced_columns,
+    sums_device,
+)
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.config import WORKING_SHARE
 from entrim.distributed.world import World

@@ -12,9 +12,11 @@ import entrim
 from entrim.errors import LoadError, SaveError
 from entrim.records import Distilled, Guarantee, Record, Score
 from entrim.report import ribbon
+from entrim.report.comparison import RunComparison
 from entrim.report.markup import tag
 from entrim.report.page import html, write
 from entrim.report.report_data import Layer, read
+from entrim.report.tradeoff import LETTER
 from tests.report.runs import HOSTILE, network, save_budget_run, save_penalty_run, visible_text
 
 
@@ -329,3 +331,15 @@ def test_long_names_of_many_layers_are_inside_of_the_picture() -> None:
     assert len(names) == len(layers)
     for x, name in names:
         assert float(x) - 6 * len(name) * math.cos(math.radians(60)) >= 0, name
+
+
+@pytest.mark.parametrize("number", [3, 9])
+def test_names_in_a_comparison_do_not_cover_each_other(tmp_path: Path, number: int) -> None:
+    data = read(save_budget_run(tmp_path / "run"))
+    names = tuple(f"network {k}" for k in range(number))
+    chart = str(RunComparison(names, (data,) * number).chart())
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="caption">(.*?)<', chart)
+    assert [name for *_, name in found] == list(names)
+    places = [(float(x), float(y)) for x, y, _ in found]
+    for k, (x, y) in enumerate(places):
+        assert all(abs(x - a) >= 8 * LETTER or abs(y - b) >= 12 for a, b in places[:k])

@@ -75,7 +75,10 @@ def next_steps(data: ReportData) -> list[Recommendation]:
         steps.append(Recommendation(title="Or prune less", code=_resize(data, 1 / SMALLER)))
     if level == "same":
         steps.append(Recommendation(title="Try a smaller network", code=_resize(data, SMALLER)))
-    if level == "unknown" or _is_uncertain(record):
+    if level == "unknown" and not data.commands:
+        code = "result = result.refresh(images)"
+        steps.append(Recommendation(title="Measure it on unseen images", code=code))
+    elif level == "unknown" or _is_uncertain(record):
         steps.append(Recommendation(title="Pass more images, so that the figures are more precise"))
     return [*steps, _load(data), _export(data)]
 

@@ -79,12 +79,12 @@ class _Point(NamedTuple):
     high: float
 
 
-def _quality(record: Record, kind: str) -> tuple[float, float, float] | None:
+def _quality(record: Record, figure: str) -> tuple[float, float, float] | None:
     """Return the agreement on unseen images or 1 - error, with its interval."""
-    one = None if record.holdout is None else getattr(record.holdout, kind)
+    one = None if record.holdout is None else getattr(record.holdout, figure)
     if one is None:
         return None
-    if kind == "agreement":
+    if figure == "agreement":
         return one.value, one.low, one.high
     value, low, high = (max(0.0, 1 - error) for error in (one.value, one.high, one.low))
     return value, low, high
@@ -128,10 +128,10 @@ def _scatter(points: Sequence[_Point], label: str) -> Markup:
     )
 
 
-def _labels(places: Sequence[tuple[float, float, str]], right: float) -> Iterator[Markup]:
+def _labels(points: Sequence[tuple[float, float, str]], right: float) -> Iterator[Markup]:
     """Return the names of points so that no name covers another name or point."""
-    taken = [(x - 6, x + 6, y) for x, y, _ in places]
-    for x, y, name in places:
+    taken = [(x - 6, x + 6, y) for x, y, _ in points]
+    for x, y, name in points:
         width = LETTER * len(name)
         sides = [(x + 9, y + 4), (x - 9 - width, y + 4)]
         sides += [(x + 9, y + 4 + rise) for k in range(1, 9) for rise in (-13 * k, 13 * k)]

@@ -98,9 +98,8 @@ def test_a_package_for_another_pytorch_is_named(
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        MissingPackageError, match=r"timm failed \(operator nms .*version for PyTorch 2"
-    ):
+    remedy = r"timm failed \(operator nms .* install timm and torchvision for PyTorch 2"
+    with pytest.raises(MissingPackageError, match=remedy):
         read_model("timm:resnet18", None)
 
 

@@ -65,6 +65,19 @@ def _level(found: Estimate, *, is_agreement: bool) -> tuple[str, str]:
     return LEVELS[-1][0], LEVELS[-1][3]
 
 
+def rank(data: ReportData) -> tuple[int, int]:
+    """Return a key by which the best of several networks is the first.
+
+    It is the smallest one that is at least close to the original, otherwise the largest of the best
+    level.
+    """
+    order = ("close", "changed", "broken", "unknown")
+    level = assess(data.record).level
+    if level in ("same", "close"):
+        return 0, data.record.after.macs
+    return order.index(level), -data.record.after.macs
+
+
 def next_steps(data: ReportData) -> list[Recommendation]:
     """Return what to do next, the most important step first."""
     record, level = data.record, assess(data.record).level

@@ -2,13 +2,12 @@
 
 import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from entrim.errors import BadSettingError
+from entrim.errors import BadSettingError, warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,4 +345,4 @@ class Progress:
     def warn(self, note: str, category: type[UserWarning]) -> None:
         """Issue a warning, and store it for the record."""
         self.notes.append(note)
-        warnings.warn(note, category, stacklevel=3)
+        warn(note, category)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -23,7 +22,7 @@ from entrim.distillation.trainer import (
     estimate_seconds,
     train,
 )
-from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
+from entrim.errors import BadImagesError, BadSettingError, DivergedWarning, warn
 from entrim.graph.eager import isolate_random_state, neutral_context, unwrap
 from entrim.metrics import Kind, compare
 from entrim.pipeline import Pruner
@@ -239,7 +238,7 @@ def _result(
     }
     notes = result.record.notes
     if trained.diverged:
-        warnings.warn(trained.ending, DivergedWarning, stacklevel=3)
+        warn(trained.ending, DivergedWarning)
         notes = (*notes, trained.ending)
     done = Distilled(
         images=count,

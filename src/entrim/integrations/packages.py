@@ -18,9 +18,9 @@ def import_package(module: str, package: str, what: str) -> Any:
             f"{what} needs {package} ({error}): pip install {package}"
         ) from error
     except Exception as error:  # RuntimeError, if its binary does not fit PyTorch
+        names = " and ".join(dict.fromkeys((package, "torchvision")))  # most packages import it
         raise MissingPackageError(
-            f"importing {package} failed ({error}): install the version for PyTorch "
-            f"{torch.__version__}"
+            f"importing {package} failed ({error}): install {names} for PyTorch {torch.__version__}"
         ) from error
 
 

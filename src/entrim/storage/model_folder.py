@@ -148,6 +148,8 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
         _check_other(model, origin)
         tensors = safetensors.torch.load(weights)
         small = rebuild(copy_module(model), tensors, **manifest["small"])
+    except LoadError:
+        raise
     except (
         LookupError,
         TypeError,

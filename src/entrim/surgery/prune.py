@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from entrim.errors import PlanError, RolledBackWarning, SurgeryError
+from entrim.errors import PlanError, RolledBackWarning, SurgeryError, warn
 from entrim.graph.channel_graph import ChannelGraph, is_inside, tensors_in
 from entrim.graph.eager import (
     ExampleInputs,
@@ -470,7 +470,7 @@ def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
             f"{why}, and the plan has new weights for it: remove {names} from the plan and solve "
             "again (trace() lists such groups as frozen)"
         )
-    warnings.warn(f"{why}; all its channels are kept", RolledBackWarning, stacklevel=3)
+    warn(f"{why}; all its channels are kept", RolledBackWarning)
     kept = {name: units for name, units in plan.kept.items() if name not in stuck}
     removed = [name for name in plan.removed_blocks if name not in stuck]
     return Plan(kept, plan.weights, removed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import entrim
-from entrim.calibration.collect import ROWS_PER_COLUMN
+from entrim.calibration.collect import rows_for
 from entrim.calibration.patch_gram import Geometry, PatchGram, in_double, patches
 from entrim.entropic.moments import Moments
 from entrim.selection.elimination import elimination_order
@@ -20,7 +20,7 @@ from experiments.benchmarks.record import table
 SIDE, FACTORS, BATCH, REPEATS = 14, 48, 50, 3
 WORKS = {
     "collect, all positions": "the Gram matrix of all patches",
-    "collect, sampled": f"the Gram matrix of {ROWS_PER_COLUMN} patches per column",
+    "collect, sampled": "the Gram matrix of as many patches as a layer needs",
     "rank": "backward elimination of all channels",
     "solve": "the entropic problem with the default penalty",
     "refit": "least squares on half of the channels",
@@ -69,7 +69,7 @@ class LayerShape:
     def collect_sampled(self, maps: Tensor) -> PatchGram:
         """Return the sums over random positions, as many as the automatic number."""
         sums = PatchGram(self.geometry, self.channels)
-        drawn = min(SIDE**2, -(-ROWS_PER_COLUMN * (self.columns + 1) // self.images))
+        drawn = min(SIDE**2, -(-rows_for(self.columns) // self.images))
         for batch in maps.split(BATCH):
             positions = torch.rand(len(batch), SIDE**2).topk(drawn, 1).indices
             sums.add_rows(in_double(patches(batch, self.geometry, positions)))

@@ -404,7 +404,7 @@ class Reconstruction:
     residual_correction : bool, default True
         A layer whose output is added to a skip connection also compensates for the change on that
         path. Applies to sequential order only.
-    relaxation : int, default 4
+    relaxation : int, default 3
         Number of further rounds in which a layer in front of a ReLU is refitted to relaxed targets:
         where the original input of the ReLU is negative, only values above zero are errors. Applies
         to sequential order with residual correction. 0 disables this.
@@ -429,7 +429,7 @@ class Reconstruction:
     order: str | None = None
     ridge: Number | None = None
     residual_correction: bool = True
-    relaxation: int = 4
+    relaxation: int = 3
     mirror: bool | Literal["auto"] = "auto"
     mixtures: int | Literal["auto"] = "auto"
     batchnorm: str = "keep"
@@ -498,7 +498,8 @@ class Calibration:
         0.3, where the divergence is large.
     n_positions : int, "auto" or None, default "auto"
         Number of random output positions per image used for the statistics and the reconstruction.
-        "auto" provides 60 rows per column of each layer; None uses all positions.
+        "auto" provides 60 rows per column of each layer, and fewer for wide layers; None uses all
+        positions.
     n_bootstrap : int, default 0
         Number of bootstrap samples of the images on which the selection is repeated, to record the
         stability of the kept channels.

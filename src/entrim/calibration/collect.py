@@ -16,8 +16,16 @@ from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import Execution, Program, advance, programs
-from entrim.calibration.gram import Gram, LayerRows, reduced_columns
-from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double, patches, sums_device
+from entrim.calibration.patch_gram import (
+    Gram,
+    LayerRows,
+    PatchGram,
+    RowCollector,
+    in_double,
+    patches,
+    reduced_columns,
+    sums_device,
+)
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.config import WORKING_SHARE
 from entrim.distributed.world import World
@@ -27,8 +35,9 @@ from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import ExampleInputs, samples
 from entrim.graph.tracer import arguments_of
 
-ROWS_PER_COLUMN = 60
-"""Rows that the automatic number of positions provides for each column of a layer."""
+ROWS_PER_COLUMN, FEWEST_PER_COLUMN, ENOUGH_ROWS = 60, 20, 2**15
+"""Rows that the automatic number of positions provides for each column of a layer. Wide layers get
+fewer, but at least `FEWEST_PER_COLUMN` for each column and `ENOUGH_ROWS` in total."""
 _SHIFTS_PAY = 3
 """Where more than a third of the positions of a kernel are needed, all of them cost less."""
 MAX_SHIFT, MAX_RATIO = 1.0, 3.0
@@ -103,8 +112,8 @@ class Pass:
     ) -> Int[Tensor, "N P"] | None:
         """Return the output positions of each image to use, drawn anew for every batch.
 
-        None stands for all. The automatic number provides `ROWS_PER_COLUMN` rows for each of
-        the `columns` of the layer, from `images` images, by default all.
+        None stands for all. The automatic number provides `rows_for(columns)` rows, from `images`
+        images, by default all.
         """
         count = reader.n_positions(x)
         drawn = self.n_sampled(reader, count, columns, images)
@@ -119,7 +128,7 @@ class Pass:
         """Return how many of `count` output positions of an image are used; None for all."""
         if self.n_positions != "auto":
             return None if self.n_positions is None else min(self.n_positions, count)
-        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // (images or self.images))
+        drawn = -(-rows_for(columns) // (images or self.images))
         factor = _SHIFTS_PAY if math.prod(reader.geometry.kernel) > 1 else 1
         return None if drawn * factor >= count else drawn
 
@@ -172,6 +181,12 @@ class Pass:
         weights = self.tensors if tensors is None else tensors
         with torch.no_grad(), self.new_store() as store:
             yield Execution(self.programs, self.batches, dict(weights), store)
+
+
+def rows_for(columns: int) -> int:
+    """Return the number of rows that the automatic number of positions provides for a layer."""
+    most, least = ROWS_PER_COLUMN * (columns + 1), FEWEST_PER_COLUMN * (columns + 1)
+    return max(least, min(most, ENOUGH_ROWS))
 
 
 @dataclass(frozen=True, slots=True)

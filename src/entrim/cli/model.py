@@ -140,7 +140,7 @@ def read_model(
     else:
         model = read_pretrained(where, trained=trained and weights is None)
         if model is None:
-            model = _build(read_object(where, "network", "factory"), where)
+            model = _build(read_object(where, "factory"), where)
     if weights is not None:
         _load_weights(model, Path(weights))
     return model.eval().to(place)
@@ -157,7 +157,7 @@ def _check_temporary_folder() -> None:
         ) from error
 
 
-def read_object(where: str, noun: str, what: str) -> Any:
+def read_object(where: str, what: str) -> Any:
     """Return the object that `where` names in a module or file, whose code is executed."""
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:

@@ -56,7 +56,7 @@ from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import SIZES, Budget, Calibration, Distillation, Target, Widths
 from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
-from entrim.distributed.launch import process_group
+from entrim.distributed.world import process_group
 from entrim.errors import CommandError, OtherRunError
 from entrim.federated.network_moments import NetworkMoments
 from entrim.pipeline import Pruner, calibration_for, sparsify
@@ -72,7 +72,7 @@ from entrim.selection.entropic import EntropicSelector
 from entrim.selection.targets import SELECTORS
 from entrim.storage.checkpoint import UNFINISHED, CheckpointStore
 from entrim.storage.model_folder import CHECKPOINT
-from entrim.surgery.structure import SourceModel
+from entrim.surgery.prune import SourceModel
 
 _EXAMPLES = """\
 examples:

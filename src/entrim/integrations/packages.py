@@ -1,11 +1,12 @@
 """Import packages on which entrim does not depend."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from entrim.errors import MissingPackageError
+from entrim.errors import MissingPackageError, SaveError
 
 
 def import_package(module: str, package: str, what: str) -> Any:
@@ -21,3 +22,9 @@ def import_package(module: str, package: str, what: str) -> Any:
         raise MissingPackageError(
             f"importing {package} failed ({error}): install {names} for PyTorch {torch.__version__}"
         ) from error
+
+
+def check_new_folder(place: Path) -> None:
+    """Raise a SaveError unless `place` is missing or an empty folder."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise SaveError(f"{place} is not an empty folder: name a new one")

@@ -7,17 +7,18 @@ present weights: refitting and setting the targets anew never increases the latt
 (majorize-minimize). Steps are extended, which keeps this property up to a factor of two.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.tensor_store import TensorStore
 from entrim.distributed.world import World
-from entrim.entropic.least_squares import Refit
+from entrim.entropic.least_squares import NormalEquations, Refit
 from entrim.entropic.moments import Moments
 from entrim.reconstruction.layer import solve_layer
 from entrim.reconstruction.output_path import is_safe
@@ -25,31 +26,29 @@ from entrim.reconstruction.output_path import is_safe
 STEP = 1.7
 """Length of a step, relative to the minimum of the upper bound."""
 _ROWS = "rows in front of a ReLU"
+_PARTS = ("x", "start", "low", "high")
 
 
-def relaxed_residual(
-    residual: Float[Tensor, "rows M"],
-    reference: Float[Tensor, "rows M"],
-    scale: Float[Tensor, " M"],
-    limits: tuple[float, float],
-) -> Float[Tensor, "rows M"]:
-    """Return what is missing at the outputs of a layer, 0 where the activation hides it.
+def target_interval(
+    reference: Float[Tensor, "rows M"], limits: tuple[float, float]
+) -> tuple[Float[Tensor, "rows M"], Float[Tensor, "rows M"]]:
+    """Return the interval of inputs for which an activation has its output at `reference`.
 
-    `reference` is the original input of the activation, which clips values outside of `limits`;
-    it differs from the present one by `scale` times the `residual` of the layer. Outputs with a
-    scale close to 0 are not relaxed.
+    The activation clips its inputs outside of `limits`.
     """
-    low, high = limits
-    present = reference - scale * residual
-    wanted = torch.where(reference <= low, present.clamp(max=low), reference)
-    wanted = torch.where(reference >= high, present.clamp(min=high), wanted)
-    safe = is_safe(scale)
-    return residual + (wanted - reference) * safe / torch.where(safe, scale, 1)
+    lowest, highest = limits
+    low = reference.clamp(max=highest).masked_fill_(reference <= lowest, -torch.inf)
+    high = reference.clamp(min=lowest).masked_fill_(reference >= highest, torch.inf)
+    return low, high
 
 
 @dataclass(slots=True)
 class RelaxedRows:
-    """The rows of a layer in front of an activation that clips its inputs, by batch."""
+    """The rows of a layer in front of an activation that clips its inputs, by batch.
+
+    Outputs are those behind the BatchNorm, except where its scale is close to 0: these are not
+    relaxed.
+    """
 
     scale: Float[Tensor, " M"]
     """Scale of the BatchNorm behind the layer, for the kept outputs."""
@@ -65,14 +64,24 @@ class RelaxedRows:
         reference: Float[Tensor, "rows M"],
     ) -> None:
         """Add one batch of inputs, residuals of the layer, and inputs of the activation."""
-        for name, values in (("x", rows), ("residual", residual), ("reference", reference)):
-            self.store.put((_ROWS, name, self.batches), values.float())
+        safe = is_safe(self.scale).to(residual.device)
+        start = torch.where(safe, reference - self.scale.to(residual) * residual, 0)
+        low, high = target_interval(reference, self.limits)
+        values = (
+            functional.pad(rows, (1, 0), value=1.0),
+            start,
+            torch.where(safe, low, residual),
+            torch.where(safe, high, residual),
+        )
+        for name, value in zip(_PARTS, values, strict=True):
+            single = value if value.dtype == torch.float64 else value.float()
+            self.store.put((_ROWS, name, self.batches), single)
         self.batches += 1
 
     def close(self) -> None:
         """Remove all rows."""
         for batch in range(self.batches):
-            for name in ("x", "residual", "reference"):
+            for name in _PARTS:
                 self.store.drop((_ROWS, name, batch))
 
     def refit(
@@ -85,61 +94,84 @@ class RelaxedRows:
         """Return the fit of each matrix of the layer after this number of rounds.
 
         `moments` are those of the residual, and the ridge is relative to the weights before all
-        rounds. Cost of a round: 2 T n M multiplications.
+        rounds. The error of a fit is the upper bound of the last round. Cost of a round: 2 T n M
+        multiplications.
         """
-        parts = [solve_layer(reader, m, r) for m, r in zip(moments, ridges, strict=True)]
+        if rounds == 0:
+            return [solve_layer(reader, m, r) for m, r in zip(moments, ridges, strict=True)]
+        if reader.spec.intercept_target is None:
+            moments = [one.through_origin() for one in moments]
+        bounds = [_UpperBound.of(one, ridge) for one, ridge in zip(moments, ridges, strict=True)]
+        found = [bound.solve(bound.moments.cross_sum) for bound in bounds]
+        errors = [0.0] * len(found)
         for _ in range(rounds):
-            steps = self._steps(parts)
-            for number, (change, _) in enumerate(steps):
-                parts[number] = _advance(
-                    reader, moments[number], parts[number], change, ridges[number]
-                )
-        errors = [error for _, error in self._steps(parts)]
+            steps = self._residuals(found)
+            for number, (bound, (change, power)) in enumerate(zip(bounds, steps, strict=True)):
+                if reader.spec.intercept_target is None:
+                    change[0] = 0
+                present = found[number]
+                best = bound.solve(bound.moments.gram_sum @ present + change)
+                found[number] = present + STEP * (best - present)
+                errors[number] = bound.error(found[number] - present, change, power)
         return [
-            replace(part, mse=error / one.count / one.outputs)
-            for part, one, error in zip(parts, moments, errors, strict=True)
+            Refit(
+                weight=solution[1:].T.contiguous(),
+                bias=solution[0].clone(),
+                mse=max(0.0, error) / one.count / one.outputs,
+            )
+            for solution, one, error in zip(found, moments, errors, strict=True)
         ]
 
-    def _steps(self, parts: Sequence[Refit]) -> list[tuple[Float[Tensor, "n1 M"], float]]:
-        """Return the cross moments and the squared sum of the relaxed residuals of `parts`."""
-        found = [(torch.zeros_like(_solution(part)), 0.0) for part in parts]
+    def _residuals(
+        self, solutions: Sequence[Float[Tensor, "n1 M"]]
+    ) -> list[tuple[Float[Tensor, "n1 M"], float]]:
+        """Return the cross moments and the squared sum of the relaxed residuals of `solutions`."""
+        scales = torch.where(is_safe(self.scale), self.scale, 1).double().cpu()
+        scales = scales.unflatten(0, (len(solutions), -1))
+        crosses = [torch.zeros_like(solution) for solution in solutions]
+        powers = torch.zeros_like(scales)
         for batch in range(self.batches):
-            for number, (x, residual, reference, scale) in enumerate(self._matrices(batch)):
-                part, (cross, power) = parts[number], found[number]
-                fitted = x @ part.weight.T.to(x) + part.bias.to(x)
-                gap = relaxed_residual(residual - fitted, reference, scale, self.limits)
-                change = torch.cat([gap.sum(0)[None], x.T @ gap]).to(cross)
-                found[number] = (cross + change, power + float(gap.double().square().sum()))
-        total = self.world.sum([value for pair in found for value in pair])
-        return list(zip(total[::2], total[1::2], strict=True))
-
-    def _matrices(self, batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield inputs, residuals, references and scales of each matrix of the layer."""
-        x, residual, reference = (
-            self.store.get((_ROWS, name, batch)) for name in ("x", "residual", "reference")
+            x, *outputs = (self.store.get((_ROWS, name, batch)) for name in _PARTS)
+            for number, solution in enumerate(solutions):
+                width = solution.shape[1]
+                own = slice(number * width, (number + 1) * width)
+                start, low, high = (values[:, own] for values in outputs)
+                present = torch.addmm(start, x[number], (solution * scales[number]).to(x))
+                gap = present.clamp(low, high).sub_(present)
+                crosses[number] += (x[number].T @ gap).to(solution)
+                powers[number] += gap.norm(dim=0).double().square().cpu()
+        found = self.world.sum(
+            [cross / scale for cross, scale in zip(crosses, scales, strict=True)]
+            + [(power / scale.square()).sum() for power, scale in zip(powers, scales, strict=True)]
         )
-        outputs = len(self.scale) // len(x)
-        scale = self.scale.to(residual)
-        for number, rows in enumerate(x):
-            own = slice(number * outputs, (number + 1) * outputs)
-            yield rows, residual[:, own], reference[:, own], scale[own]
+        return [
+            (cross, float(power))
+            for cross, power in zip(found[: len(solutions)], found[len(solutions) :], strict=True)
+        ]
 
 
-def _advance(
-    reader: BoundConsumer,
-    moments: Moments,
-    part: Refit,
-    change: Float[Tensor, "n1 M"],
-    ridge: float,
-) -> Refit:
-    """Return the fit after one step toward the minimum of the upper bound."""
-    present = _solution(part)
-    cross = moments.gram_sum.to(present) @ present + change
-    target = replace(moments, gram_sum=moments.gram_sum.to(present), cross_sum=cross)
-    best = solve_layer(reader, target, ridge)
-    weight = part.weight + STEP * (best.weight - part.weight)
-    return replace(best, weight=weight, bias=part.bias + STEP * (best.bias - part.bias))
+@dataclass(frozen=True, slots=True, eq=False)
+class _UpperBound:
+    """The quadratic upper bounds of the relaxed error, which have the same second moments."""
 
+    moments: Moments
+    equations: NormalEquations
+    factor: Float[Tensor, "n1 n1"]
 
-def _solution(part: Refit) -> Float[Tensor, "n1 M"]:
-    return torch.cat([part.bias[None], part.weight.T])
+    @classmethod
+    def of(cls, moments: Moments, ridge: float) -> "_UpperBound":
+        """Return the bounds with this ridge. Cost: one Cholesky factorization."""
+        known = moments.to("cpu")
+        equations = NormalEquations.of(known, torch.arange(known.channels))
+        return cls(known, equations, equations.factor(ridge))
+
+    def solve(self, cross_sum: Float[Tensor, "n1 M"]) -> Float[Tensor, "n1 M"]:
+        """Return the minimum of the bound with these cross moments."""
+        scale = self.equations.scale[:, None]
+        return torch.cholesky_solve(cross_sum / self.moments.count / scale, self.factor) / scale
+
+    def error(
+        self, step: Float[Tensor, "n1 M"], change: Float[Tensor, "n1 M"], power: float
+    ) -> float:
+        """Return the bound after a step from where the residuals have this `power`."""
+        return power - float(((2 * change - self.moments.gram_sum @ step) * step).sum())

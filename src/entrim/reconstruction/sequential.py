@@ -20,11 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, fx
 
 from entrim.calibration.collect import (
-    ROWS_PER_COLUMN,
     ChannelStats,
     LayerStatistics,
     Pass,
     batchnorm_of,
+    rows_for,
 )
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
 from entrim.calibration.executor import Execution, Program, advance, value_bytes
@@ -296,8 +296,8 @@ def batch_counts(
 
 def relaxed_bytes(task: Pass, reader: BoundConsumer) -> int:
     """Return the bytes of the rows that are stored to relax the targets of a layer, at most."""
-    values = reader.columns * reader.geometry.groups + 2 * reader.outputs
-    return ROWS_PER_COLUMN * (reader.columns + 1) * values * 4 if task.n_positions else 0
+    values = (reader.columns + 1) * reader.geometry.groups + 3 * reader.outputs
+    return rows_for(reader.columns) * values * 4 if task.n_positions else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +399,7 @@ class LayerTask:
         if sampled is not None or not needs_rows:
             return sampled
         every = self.reader.n_positions(x)
-        drawn = -(-ROWS_PER_COLUMN * (columns + 1) // self.images)
+        drawn = -(-rows_for(columns) // self.images)
         count = min(drawn, every) if self.task.n_positions == "auto" else every
         order = torch.rand(len(x), every, generator=generator)
         return order.topk(count, 1).indices.to(x.device)
@@ -438,12 +438,13 @@ class LayerTask:
     ) -> None:
         """Add one batch at the sampled positions."""
         reader = self.reader
-        original = layer_rows(reader, self.old, batch, sampled)
+        self.old.run(self.place, batch)
+        original = rows_at(self._first(self.old.at(self.place, batch), batch), reader, sampled)
         target = original
         if self.correction is not None:
             target = target + rows_at(self._first(self.correction(batch), batch), reader, sampled)
-        residual = (target - layer_rows(reader, self.new, batch, sampled)).index_select(1, stay)
         every = patches(kept, reader.geometry, sampled)
+        residual = target.index_select(1, stay) - self._present(every, stay)
         rows, short = every.unflatten(1, (len(kept), -1)), residual.unflatten(0, (len(kept), -1))
         for sums, part in zip(splits, split, strict=False):
             sums.add_rows(rows[:, part].flatten(1, 2), short[part].flatten(0, 1))
@@ -451,6 +452,15 @@ class LayerTask:
         if relaxed is not None:
             reference = self._reference(original, batch, sampled)
             relaxed.add(every, residual, reference.index_select(1, stay))
+
+    def _present(
+        self, rows: Float[Tensor, "groups rows n"], stay: Int[Tensor, " M"]
+    ) -> Float[Tensor, "rows M"]:
+        """Return the outputs of the layer in the new network for some inputs."""
+        name, bias = self.reader.spec.weight, self.reader.bias
+        weight = part_of(self.new.tensors[name], self.kept_indices.get(name, {}))
+        found = (rows @ self.reader.matrices(weight).to(rows).mT).movedim(0, 1).flatten(1)
+        return found if bias is None else found + self.new.tensors[bias][stay]
 
     def _reference(
         self, original: Float[Tensor, "rows M"], batch: int, sampled: Int[Tensor, "N P"]
@@ -552,18 +562,6 @@ def _split_rows(task: Pass, batch: int, count: int) -> list[Int[Tensor, " rows"]
     images, rows = judging_images(task, batch), torch.arange(count)
     judges = images[rows * len(images) // count]
     return [rows[~judges], rows[judges]]
-
-
-def layer_rows(
-    reader: BoundConsumer, execution: Execution, batch: int, sampled: Int[Tensor, "N P"]
-) -> Float[Tensor, "rows M"]:
-    """Return the outputs of a layer at some positions, with the weights of an execution."""
-    images = execution.batch_size(batch)
-    x = reader.batch_first(execution.at(reader.inputs[0], batch), images)
-    rows = patches(x, reader.geometry, sampled)
-    weight = reader.matrices(execution.tensors[reader.spec.weight]).to(rows)
-    found = (rows @ weight.mT).movedim(0, 1).flatten(1)
-    return found if reader.bias is None else found + execution.tensors[reader.bias]
 
 
 def rows_at(

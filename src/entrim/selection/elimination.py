@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from entrim.calibration.gram import MAX_COLUMNS
+from entrim.calibration.patch_gram import MAX_COLUMNS
 from entrim.entropic.least_squares import NormalEquations
 from entrim.entropic.moments import Moments, columns_of
 from entrim.errors import SingularMomentsError

@@ -34,7 +34,7 @@ from entrim.surgery.load_model import (
     rebuild,
 )
 from entrim.surgery.plan import Plan
-from entrim.surgery.structure import ModelStructure, SourceModel
+from entrim.surgery.prune import ModelStructure, SourceModel
 
 FORMAT = 2
 """The format of folders with removed blocks; others are written in the first."""

@@ -57,6 +57,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
 
 
+@pytest.mark.slow
 def test_the_peak_memory_is_bounded_for_any_number_of_images() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=True

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,6 +18,7 @@ from entrim.reconstruction.sequential import batch_counts
 MIB = 2**20
 PROGRAM = """
 import json, resource, warnings
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

@@ -14,7 +14,6 @@ from tests.cli.conftest import SOURCES, Command
 NET = ("nets.py:small", "--weights", "w.pt", "--images", "x.npy")
 
 
-@pytest.mark.slow
 def test_two_processes_save_the_network_of_one(command: Command, workshop: Path) -> None:
     words = ("sparsify", *NET, "--width", "0.5", "--json")
     start = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.graph.channel_ids import ChannelLayout
-from entrim.graph.tracer import OpCall
+from entrim.graph.tracer import ChannelLayout, OpCall
 
 
 @torch.library.custom_op("examples::channel_scale", mutates_args=())

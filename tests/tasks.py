@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from entrim.distillation.trainer import TrainingConfig, TrainingResult, TrainingTask
 from entrim.storage.checkpoint import fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 
 CONFIG = TrainingConfig(epochs=4, batch=16, learning_rate=1e-2)
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import entrim
-from entrim.allocation.allocate import SensitivityCurve
-from entrim.allocation.allocator import Allocator
+from entrim.allocation.allocate import Allocator, SensitivityCurve
 from entrim.allocation.sensitivity import measured_widths
 from experiments.benchmarks.cifar import DEV, BenchmarkModel, accuracy
 from experiments.benchmarks.record import Ledger, has_weights, table, write

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.allocation.allocator import Selection
+from entrim.allocation.allocate import Selection
 from entrim.surgery.plan import Plan
 from entrim.surgery.prune import prune
 from experiments.benchmarks.cifar import BenchmarkModel, accuracy

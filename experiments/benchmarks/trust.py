@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import entrim
-from entrim.allocation.allocate import BOTH, AllocationProblem, agreement_points
-from entrim.allocation.allocator import Selection
+from entrim.allocation.allocate import BOTH, AllocationProblem, Selection, agreement_points
 from entrim.metrics import compare, lower_bound
 from entrim.selection.base import ChannelSelection
 from experiments.benchmarks.cifar import REPORT, BenchmarkModel, accuracy

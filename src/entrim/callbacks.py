@@ -1,13 +1,13 @@
 """Progress of long calls: the events, the callbacks that receive them, and the stage timer."""
 
+import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from entrim.errors import BadSettingError
+from entrim.errors import BadSettingError, warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,18 @@ class Callback(Protocol):
 
     def on_run_end(self, run: str, seconds: float) -> None:
         """Handle the end of a call that took `seconds`; it is also called after an error."""
+
+
+def in_notebook() -> bool:
+    """Whether this code runs in a kernel, which shows rich output."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
+
+
+def _is_watched() -> bool:
+    """Whether a person is watching: in a notebook or at a terminal."""
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
 @dataclass(slots=True)
@@ -174,8 +186,15 @@ class Progress:
     _run_pace: RunPace | None = None
 
     @classmethod
-    def of(cls, callbacks: Sequence[Callback] | None) -> "Progress":
-        """Return the progress for the `callbacks` of a public call."""
+    def of(
+        cls, callbacks: Sequence[Callback] | None, display: Callable[[], Callback] | None = None
+    ) -> "Progress":
+        """Return the progress for the `callbacks` of a public call.
+
+        If they are None and a person is watching, `display` returns the callback.
+        """
+        if callbacks is None and display is not None and _is_watched():
+            callbacks = (display(),)
         if callbacks is not None and not isinstance(callbacks, Sequence):
             raise BadSettingError(
                 f"callbacks must be a list of entrim.Callback, got {type(callbacks).__name__}"
@@ -225,9 +244,11 @@ class Progress:
             callback.on_stage_end(name, seconds)
 
     @contextmanager
-    def reporting_to(self, callbacks: Sequence[Callback] | None) -> Iterator[None]:
+    def reporting_to(
+        self, callbacks: Sequence[Callback] | None, display: Callable[[], Callback] | None = None
+    ) -> Iterator[None]:
         """Report to other callbacks in the block."""
-        known, self.callbacks = self.callbacks, Progress.of(callbacks).callbacks
+        known, self.callbacks = self.callbacks, Progress.of(callbacks, display).callbacks
         try:
             yield
         finally:
@@ -314,12 +335,14 @@ class Progress:
         for callback in self.callbacks:
             callback.on_step(event)
 
-    def report_result(self, settings: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Report the result of the open run."""
+    def report_result(
+        self, settings: Mapping[str, Any], metrics: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Report the result of the open run; `metrics` is called if there are callbacks."""
         for callback in self.callbacks:
-            callback.on_result(self._run or "", settings, metrics)
+            callback.on_result(self._run or "", settings, metrics())
 
     def warn(self, note: str, category: type[UserWarning]) -> None:
         """Issue a warning, and store it for the record."""
         self.notes.append(note)
-        warnings.warn(note, category, stacklevel=3)
+        warn(note, category)

@@ -1,5 +1,22 @@
 """Errors and warnings; each message states the problem and its remedy."""
 
+import sys
+import warnings
+
+_WRAPPERS = ("contextlib", "functools", "torch.utils._contextlib")
+"""Modules of decorators, whose frames are between those of entrim."""
+
+
+def warn(note: str, category: type[Warning]) -> None:
+    """Issue a warning at the line of the user that called entrim."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module not in _WRAPPERS and module.partition(".")[0] != "entrim":
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(note, category, stacklevel=level)
+
 
 class EntrimError(Exception):
     """Base class of all errors; the message states the problem and its remedy."""

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entrim.allocation.allocate import SelectedPoint
-from entrim.allocation.allocator import Allocator, Selection, check_holdout
+from entrim.allocation.allocate import Allocator, SelectedPoint, Selection, check_holdout
 from entrim.allocation.latency import OperationTimes
 from entrim.calibration.collect import LayerStatistics, Pass, check_images
 from entrim.calibration.consumers import BoundConsumer
@@ -35,7 +34,7 @@ from entrim.config import (
     explain_options,
     to_plain,
 )
-from entrim.display.bars import displays
+from entrim.display.bars import make_display
 from entrim.distributed.world import World
 from entrim.entropic.solution import Part
 from entrim.errors import (
@@ -99,8 +98,7 @@ from entrim.selection.entropic import select_channels, stronger_penalty
 from entrim.selection.targets import TargetResolver, describe_selector
 from entrim.storage.checkpoint import CheckpointStore, fingerprint, identity_of
 from entrim.surgery.plan import Plan
-from entrim.surgery.prune import PrunedModel, prune
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import PrunedModel, prune, values_of
 from entrim.surgery.trace import trace
 
 EXAMPLES = 4
@@ -181,7 +179,7 @@ class Pruner:
         self.resolver = TargetResolver.of(selector, self.reconstruction, include, exclude)
         self.seed = check_seed(seed)
         self.world = World.current()
-        self.progress = Progress.of(displays(callbacks) if self.world.is_root else ())
+        self.progress = Progress.of(callbacks if self.world.is_root else (), make_display)
         self.checkpoints = CheckpointStore.at(checkpoint_dir)
         self.checkpoints.world = self.world
         self.checkpoints.types = {kind.__name__: kind for kind in TYPES}
@@ -735,7 +733,7 @@ class Pruner:
             pruned=fingerprint(values_of(pruned.model).values()),
         )
         self.progress.seconds, self.progress.notes = {}, list(self._data_notes)
-        self.progress.report_result(record.settings, record.metrics())
+        self.progress.report_result(record.settings, record.metrics)
         return SparsifyResult(
             model=pruned.model,
             plan=pruned.plan,
@@ -887,7 +885,7 @@ def sparsify(
             reconstruction=reconstruction,
             calibration=calibration,
             example_inputs=example_inputs,
-            progress=Progress.of(displays(callbacks)),
+            progress=Progress.of(callbacks, make_display),
             checkpoints=checkpoints,
             seed=check_seed(seed),
         )

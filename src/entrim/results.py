@@ -42,7 +42,7 @@ from entrim.storage import model_folder
 from entrim.storage.checkpoint import VERSIONS, fingerprint
 from entrim.surgery.measure import measure
 from entrim.surgery.plan import Plan
-from entrim.surgery.structure import SourceModel, values_of
+from entrim.surgery.prune import SourceModel, values_of
 
 MAX_POINTS = 99
 """Maximum number of points of a path in a record, in addition to the selected one."""

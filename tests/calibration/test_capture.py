@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from entrim.calibration.collect import Pass, capture, gram_of, moments_of
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import advance, programs
-from entrim.calibration.gram import Gram
+from entrim.calibration.patch_gram import Gram
 from entrim.calibration.tensor_store import TensorStore
 from entrim.surgery.trace import trace
 

@@ -20,6 +20,7 @@ from entrim.display.bars import ProgressDisplay
 from entrim.report.report_data import read
 from entrim.storage.model_folder import CHECKPOINT
 from tests.cli.conftest import Command, trained_network
+from tests.report.runs import visible_text
 
 FEW = ("--epochs", "2", "--batch-size", "9", "--shift", "0", "--no-mix", "--warmup", "0")
 
@@ -67,7 +68,7 @@ def test_distilled_run_can_be_compared_and_distilled_again(
     assert "distillation loss" in command("compare", "first").out
     assert command("report", "first").code == 0
     page = (workshop / "first" / "report.html").read_text()
-    assert "entrim distill pruned --epochs 2" in page
+    assert "entrim distill pruned --epochs 2" in visible_text(page)
     settings = "epochs=2, warmup=0, batch_size=9, mix=False, shift=0.0, seed=0"
     assert f"entrim.Distillation({settings})" in page
     again = command("distill", "first", "--epochs", "1", "--out", "second")

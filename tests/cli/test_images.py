@@ -181,6 +181,12 @@ def test_expected_and_found_shapes_are_reported(
     assert_refused(command(*words, "--mean", "0,0,0"), "have 8 channels", there)
 
 
+def test_single_image_is_refused(command: Command, workshop: Path) -> None:
+    np.save(workshop / "single.npy", np.zeros((1, 8, 8), np.float32))
+    done = command(*SPARSIFY, "--images", "single.npy")
+    assert_refused(done, "this is a single image: save a few hundred, (N, 1, H, W)")
+
+
 def test_folder_without_images_is_refused(command: Command, workshop: Path) -> None:
     (workshop / "empty").mkdir(exist_ok=True)
     assert_refused(command(*SPARSIFY, "--images", "empty"), "contains no image files")

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import entrim
+from entrim.cli.main import parser
 from entrim.cli.model import read_model
+from entrim.cli.saved_model import read_saved
 from entrim.errors import CommandError, MissingPackageError
 from tests.cli.conftest import Command, assert_refused
 
@@ -31,7 +33,7 @@ class FakeLibrary(ModuleType):
         self.calls.append((name, weights))
         if name == "vgg16":
             raise OSError("no route to host\nTraceback")
-        return nn.Sequential(nn.Linear(4, 3))
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
     def create_model(self, name: str, *, pretrained: bool) -> nn.Module:
         return self.build(name, pretrained)
@@ -48,6 +50,19 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return fake
 
 
+@pytest.mark.parametrize("library", ["timm"], indirect=True)
+def test_an_export_does_not_download_the_trained_weights(
+    library: FakeLibrary, tmp_path: Path
+) -> None:
+    net, x = library.build("resnet18", None), torch.randn(60, 4)
+    entrim.sparsify(net, x, entrim.Widths(0.5), callbacks=()).save(tmp_path / "small")
+    words = ["export", str(tmp_path / "small"), "--model", "timm:resnet18", "--shape", "4"]
+    assert read_saved(parser().parse_args([*words, "--onnx", "x"])).small.get_parameter(
+        "0.weight"
+    ).shape == (4, 4)
+    assert library.calls[-1] == ("resnet18", False)
+
+
 @pytest.mark.parametrize(
     ("library", "model", "trained"),
     [
@@ -62,9 +77,9 @@ def test_trained_weights_are_read_if_there_are_no_others(
     library: FakeLibrary, model: str, trained: object, tmp_path: Path
 ) -> None:
     weights = tmp_path / "w.pt"
-    torch.save({"0.weight": torch.full((3, 4), 2.0), "0.bias": torch.zeros(3)}, weights)
     name = model.partition(":")[2]
     built = read_model(model, None)
+    torch.save({key: torch.full_like(one, 2.0) for key, one in built.state_dict().items()}, weights)
     assert not built.training
     assert library.calls == [(name, trained)]
     given = read_model(model, str(weights))
@@ -98,9 +113,8 @@ def test_a_package_for_another_pytorch_is_named(
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        MissingPackageError, match=r"timm failed \(operator nms .*version for PyTorch 2"
-    ):
+    remedy = r"timm failed \(operator nms .* install timm and torchvision for PyTorch 2"
+    with pytest.raises(MissingPackageError, match=remedy):
         read_model("timm:resnet18", None)
 
 

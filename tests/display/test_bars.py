@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from entrim.callbacks import Progress, ProgressEvent
-from entrim.display.bars import ProgressDisplay, displays
+from entrim.display.bars import ProgressDisplay, make_display
 
 
 class Terminal(io.StringIO):
@@ -221,10 +221,10 @@ def test_progress_is_shown_by_default_only_if_somebody_watches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert displays(None) == ()
+    assert Progress.of(None, make_display).callbacks == ()
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert [type(one) for one in displays(None)] == [ProgressDisplay]
-    assert displays(()) == ()
+    assert [type(one) for one in Progress.of(None, make_display).callbacks] == [ProgressDisplay]
+    assert Progress.of((), make_display).callbacks == ()
 
 
 TERMINAL = """

@@ -17,7 +17,7 @@ from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task
 from entrim.errors import BadImagesError, BadSettingError, DivergedWarning, OtherRunError
 from entrim.storage.checkpoint import fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 from tests.callbacks import Recorder, StopAt, StopError
 from tests.pipeline.networks import chain, images
 

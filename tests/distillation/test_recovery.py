@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import entrim
 from entrim.calibration.data import read_images
-from entrim.calibration.mixture import Mixture
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import DistillationLoss
 from entrim.errors import BadImagesError
 from entrim.metrics import MIRROR_ERROR, compare, mirror_error
+from entrim.reconstruction.views import Mixture
 from entrim.storage.checkpoint import fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 from tests.pipeline.networks import chain, images
 
 X = images(200, 3, 8, 8)

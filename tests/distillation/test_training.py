@@ -12,7 +12,7 @@ from entrim.callbacks import ProgressEvent
 from entrim.distillation.trainer import train
 from entrim.errors import BadSettingError
 from entrim.storage.checkpoint import fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 from tests.tasks import CONFIG, bits, network, regression, scripted
 
 

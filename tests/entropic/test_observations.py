@@ -1,5 +1,7 @@
 """Ridge regression from the rows equals ridge regression from second moments."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -71,6 +73,15 @@ def test_rankings_on_directions_from_rows_and_from_moments_are_equal(rows):
     expected = reduce_columns(Moments.of(x, y, block=9), 3)
     torch.testing.assert_close(found.gram_sum.abs(), expected.gram_sum.abs())
     assert torch.equal(elimination_order([found]), elimination_order([expected]))
+
+
+def test_channels_of_low_rank_are_ranked_on_directions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(50, 7, 1, dtype=torch.float64, generator=generator)
+    x = (maps * torch.randn(1, 7, 9, dtype=torch.float64, generator=generator)).flatten(1)
+    moments = Moments.of(x, maps[:, :2, 0], block=9)  # each channel has one direction
+    single = replace(moments, gram_sum=moments.gram_sum.float().double())
+    assert sorted(elimination_order([reduce_columns(single, 5)]).tolist()) == list(range(7))
 
 
 def test_channels_with_few_columns_are_not_reduced():

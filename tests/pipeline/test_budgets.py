@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import results
-from entrim.allocation import allocator
+from entrim.allocation import allocate
 from entrim.allocation.latency import OperationTimes
 from entrim.allocation.sensitivity import interpolate, measured_widths, output_change
 from entrim.errors import (
@@ -152,7 +152,7 @@ def fake_times(model: nn.Module, example_inputs: Any) -> OperationTimes:
 
 def test_a_latency_is_reached_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OperationTimes, "of", fake_times)
-    monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
+    monkeypatch.setattr(allocate, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(1e-9))
     model = residual()
     full = entrim.measure(model, X[:4], repeats=2).macs
@@ -171,7 +171,7 @@ def test_a_finished_network_above_the_latency_is_reported_with_both_measurements
 ) -> None:
     model = residual()
     limit = 1e-9 * 0.5 * entrim.measure(model, X[:4], repeats=2).macs
-    monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
+    monkeypatch.setattr(allocate, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(1.2e-9, deviation * limit))
     with pytest.warns(LatencyWarning, match=f"is {word} the noise") as caught:
         r = entrim.sparsify(model, X, entrim.Budget(latency=limit))
@@ -188,7 +188,7 @@ def test_a_finished_network_within_the_latency_is_not_reported(
 ) -> None:
     model = residual()
     full = 1e-9 * entrim.measure(model, X[:4], repeats=2).macs
-    monkeypatch.setattr(allocator, "measure", fake_measure(1e-9))
+    monkeypatch.setattr(allocate, "measure", fake_measure(1e-9))
     monkeypatch.setattr(results, "measure", fake_measure(0.9e-9))
     r = entrim.sparsify(model, X, entrim.Budget(latency=0.5 * full))
     assert r.record.notes == ()
@@ -256,8 +256,11 @@ def test_scores_decide_which_channels_are_kept_but_not_how_many() -> None:
 
 
 def test_a_budget_that_the_original_meets_prunes_nothing_and_warns() -> None:
-    with pytest.warns(NothingCutWarning, match="the original network is within the budget"):
+    with pytest.warns(
+        NothingCutWarning, match="the original network is within the budget"
+    ) as found:
         r = entrim.sparsify(residual(), X, entrim.Budget(params=1.0))
+    assert found[0].filename == __file__  # the line of the user, not one of entrim
     assert r.record.after == r.record.before
 
 

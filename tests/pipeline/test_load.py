@@ -78,6 +78,11 @@ def test_an_original_with_other_weights_is_refused(
     assert same(entrim.load(chain(1), tmp_path), small.model)  # the network alone needs no weights
 
 
+def test_a_folder_that_does_not_exist_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"^\S*nowhere does not exist"):
+        entrim.load(chain(1), tmp_path / "nowhere")
+
+
 def test_a_network_without_a_record_is_not_a_run(
     small: entrim.SparsifyResult, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_figures_of_another_network_are_not_saved(
     assert stale.notes.count(STALE) == 1
     assert "not measured" in repr(changed)
     assert "unknown" in str(changed.summary())
+    assert "    result = result.refresh(images)" in str(changed.summary())
 
 
 def test_refresh_measures_the_changed_network(result: entrim.SparsifyResult) -> None:
@@ -145,9 +146,10 @@ def test_lists_and_datasets_of_images_give_the_same_network(
     result: entrim.SparsifyResult,
 ) -> None:
     x, widths = images(), entrim.Widths(0.5)
+    arrays, samples = [image.numpy() for image in x], [(image, 3) for image in x]
     plans = [
         entrim.sparsify(network(), given, widths, callbacks=()).plan
-        for given in (x, list(x), [image.numpy() for image in x], TensorDataset(x))
+        for given in (x, list(x), arrays, samples, TensorDataset(x))
     ]
     assert all(plan.kept == plans[0].kept for plan in plans)
 

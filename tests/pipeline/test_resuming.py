@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import entrim
 from entrim import pipeline
-from entrim.allocation import allocator
+from entrim.allocation import allocate
 from entrim.allocation.sensitivity import SensitivityAnalyzer
 from entrim.calibration import collect
 from entrim.errors import BudgetError, OtherRunError
@@ -127,7 +127,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     work: list[tuple[Any, str]] = [
         (pipeline, "select_channels"),
-        (allocator, "select_channels"),
+        (allocate, "select_channels"),
         (elimination, "elimination_order"),
         (SensitivityAnalyzer, "_change"),
         (layer, "solve_layer"),
@@ -194,6 +194,7 @@ run(Path(sys.argv[1]), Kill(), **RUNS["budget"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills by signal")
 def test_a_killed_run_restores_its_finished_units_and_computes_the_same_result(
     tmp_path: Path, counts: Counter[str]

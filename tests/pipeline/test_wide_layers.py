@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import entrim
-from entrim.calibration.gram import LayerRows
+from entrim.calibration.patch_gram import LayerRows
 from entrim.errors import CalibrationWarning
 from tests.pipeline.networks import images, settled
 from tests.surgery.oracle import distance, outputs

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import entrim
+from entrim.report.assessment import next_steps
 from entrim.report.page import write
 from entrim.report.report_data import read
 from tests.report.runs import (
@@ -108,6 +109,10 @@ onload = () => {
     found.charts.push(shown()[0].getAttribute("aria-label"), shown().length);
   }
   found.widths = page.querySelectorAll(".widths li").length;
+  found.copied = [];
+  const clipboard = { writeText: (line) => found.copied.push(line) };
+  Object.defineProperty(view.navigator, "clipboard", { value: clipboard });
+  for (const button of page.querySelectorAll("button.copy")) button.click();
   found.buttons = [...page.querySelectorAll("button.copy")].every((b) => b.offsetWidth > 0);
   document.body.innerText = "found" + JSON.stringify(found) + "end";
 };
@@ -131,6 +136,9 @@ def test_points_of_the_chart_show_their_sizes_and_commands(tmp_path: Path) -> No
     assert found["charts"][2::2] == [1, 1]  # one chart is shown at a time
     assert found["widths"] == len(read(folder).record.groups)
     assert found["buttons"]
+    steps = [step.code for step in next_steps(read(folder)) if step.code is not None]
+    assert any("\n" in code for code in steps)
+    assert found["copied"][: len(steps)] == steps
 
 
 def test_details_are_readable_without_the_script(tmp_path: Path) -> None:

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 import entrim
+from entrim.cli.run_dir import next_command
 from entrim.errors import LoadError, SaveError
 from entrim.records import Distilled, Guarantee, Record, Score
 from entrim.report import ribbon
+from entrim.report.assessment import assess, rank
+from entrim.report.comparison import RunComparison
 from entrim.report.markup import tag
 from entrim.report.page import html, write
-from entrim.report.report_data import Layer, read
+from entrim.report.report_data import COMMAND, Layer, ReportData, read
+from entrim.report.tradeoff import LETTER
 from tests.report.runs import HOSTILE, network, save_budget_run, save_penalty_run, visible_text
 
 
@@ -329,3 +333,45 @@ def test_long_names_of_many_layers_are_inside_of_the_picture() -> None:
     assert len(names) == len(layers)
     for x, name in names:
         assert float(x) - 6 * len(name) * math.cos(math.radians(60)) >= 0, name
+
+
+@pytest.mark.parametrize("number", [3, 9])
+def test_names_in_a_comparison_do_not_cover_each_other(tmp_path: Path, number: int) -> None:
+    data = read(save_budget_run(tmp_path / "run"))
+    names = tuple(f"network {k}" for k in range(number))
+    chart = str(RunComparison(names, (data,) * number).chart())
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="caption">(.*?)<', chart)
+    assert [name for *_, name in found] == list(names)
+    places = [(float(x), float(y)) for x, y, _ in found]
+    for k, (x, y) in enumerate(places):
+        assert all(abs(x - a) >= 8 * LETTER or abs(y - b) >= 12 for a, b in places[:k])
+
+
+def test_best_of_several_networks_is_the_smallest_that_is_close(tmp_path: Path) -> None:
+    data = read(save_budget_run(tmp_path / "run"))
+    holdout = data.record.holdout
+    assert holdout is not None
+    agreed = holdout.agreement
+    assert agreed is not None
+
+    def made(agreement: float, macs: int) -> ReportData:
+        value = replace(agreed, value=agreement)
+        record = replace(
+            data.record,
+            holdout=replace(holdout, agreement=value),
+            after=replace(data.record.after, macs=macs),
+        )
+        return replace(data, record=record)
+
+    for runs, expected in (
+        ([(1.0, 70), (0.95, 50), (0.5, 30)], 50),
+        ([(0.9, 70), (0.85, 50), (0.5, 30)], 70),
+    ):
+        assert min((made(*run) for run in runs), key=rank).record.after.macs == expected
+
+
+def test_next_command_recovers_a_network_that_differs(tmp_path: Path) -> None:
+    place = save_budget_run(tmp_path / "run")
+    (place / COMMAND).write_text('{"command": ["entrim", "sparsify", "net"]}')
+    assert assess(read(place).record).level == "changed"
+    assert next_command(place).startswith(f"next: entrim distill {place} --out ")

@@ -16,8 +16,16 @@ from torch import Tensor, fx, nn
 
 from entrim.calibration.consumers import BoundConsumer, bind_consumers
 from entrim.calibration.executor import Execution, Program, advance, programs
-from entrim.calibration.gram import Gram, LayerRows, reduced_columns
-from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double, patches, sums_device
+from entrim.calibration.patch_gram import (
+    Gram,
+    LayerRows,
+    PatchGram,
+    RowCollector,
+    in_double,
+    patches,
+    reduced_columns,
+    sums_device,
+)
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.config import WORKING_SHARE
 from entrim.distributed.world import World
@@ -453,6 +461,8 @@ class BatchNormShift:
     """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
     variance: float
     """Median over channels of variance / running variance."""
+    initial: bool
+    """Whether the running statistics are those of a layer that was never trained."""
 
 
 def check_images(task: Pass) -> str | None:
@@ -466,6 +476,11 @@ def check_images(task: Pass) -> str | None:
     scaled = [norm for norm in norms[:1] if not 1 / MAX_RATIO <= norm.variance <= MAX_RATIO]
     if not shifted and not scaled:
         return None
+    if all(norm.initial for norm in norms):
+        return (
+            "the network seems untrained, because its BatchNorm layers have their initial "
+            "statistics: load the trained weights"
+        )
     worst = scaled[0] if scaled else max(shifted, key=lambda norm: norm.shift)
     return (
         f"the images differ from those of the training: at {worst.layer} means are shifted by "
@@ -489,7 +504,10 @@ def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
                 ratio = stats.variance / variance.clamp_min(1e-12)
                 found.append(
                     BatchNormShift(
-                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
+                        norm.name,
+                        float(shift.square().mean().sqrt()),
+                        float(ratio.median()),
+                        initial=not bool(mean.any()) and bool((variance == 1).all()),
                     )
                 )
             advance([first], place, place + 1)

@@ -18,8 +18,8 @@ from entrim.errors import BadImagesError
 from entrim.graph.eager import ExampleInputs
 
 Images = Tensor | Iterable[Any] | Dataset[Any]
-"""A tensor or array (images first), a list of images, a Dataset, or batches: a DataLoader or any
-other iterable of tensors, (images, labels) pairs or dicts."""
+"""A tensor or array (images first), a list of images or of (image, label) pairs, a Dataset, or
+batches: a DataLoader or any other iterable of tensors, (images, labels) pairs or dicts."""
 _SINGLE = ""
 """The name of the only input."""
 _DIGEST_BYTES = 8
@@ -311,6 +311,10 @@ def _stack_images(images: Images, model: nn.Module) -> Images:
 
     if is_single(images):
         raise BadImagesError("this is a single image: pass a few hundred, stacked in axis 0")
+    if isinstance(images, list | tuple) and images and all(map(_is_sample, images)):
+        images = [_tensor(image) for image, *_ in images]
+        if len({image.shape for image in images}) == 1:
+            return torch.stack(images)
     if not isinstance(images, list | tuple) or not images or not all(map(is_single, images)):
         return images
     shapes = sorted({tuple(image.shape) for image in images})
@@ -319,6 +323,16 @@ def _stack_images(images: Images, model: nn.Module) -> Images:
             f"the images have shapes {shapes[0]} and {shapes[-1]}: resize or crop them to one shape"
         )
     return torch.stack([_tensor(image) for image in images])
+
+
+def _is_sample(value: object) -> bool:
+    """Whether `value` is one image with a label, an element of a Dataset."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    image, label = value
+    return isinstance(image, Tensor | np.ndarray) and (
+        isinstance(label, int | float) or np.shape(label) == ()
+    )
 
 
 def _iterate_batches(images: Images, batch_size: int) -> Iterator[Any]:
@@ -332,7 +346,7 @@ def _iterate_batches(images: Images, batch_size: int) -> Iterator[Any]:
     if isinstance(images, str | bytes) or not isinstance(images, Iterable):
         raise BadImagesError(
             "images must be a tensor (images, channels, height, width), a Dataset or an iterable "
-            f"of batches, got {type(images).__name__}"
+            f"of batches, got {type(images).__name__}; only the command line reads files"
         )
     return iter(images)
 
@@ -373,7 +387,7 @@ def _tensor(value: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadImagesError(
             "a batch must be a tensor or a pair (images, labels) of tensors, got "
-            f"{type(value).__name__}"
+            f"{type(value).__name__}: convert and normalize the images as in the training"
         ) from error
     if tensor.dim() == 0:
         raise BadImagesError("a batch must be a tensor of images, got a single number")

@@ -335,6 +335,10 @@ def _check_readable(model: nn.Module, images: Tensor, *, files: bool) -> None:
         call(copy_without_hooks(model), images[:1].to(like.device, like.dtype))
     except Exception as error:
         shape, first = _format_shape(images), _first_conv(model)
+        if not files and first.channels == len(images) and images.dim() == first.shape.count(","):
+            raise CommandError(
+                f"this is a single image: save a few hundred, {first.shape}"
+            ) from error
         if first.channels is not None and first.channels != images.shape[1]:
             raise CommandError(
                 f"the images have {images.shape[1]} channels, their shape is {shape}, and "

@@ -36,7 +36,7 @@ from entrim.cli.console import (
     reserve_stdout,
     translate_options,
 )
-from entrim.distributed.launch import launched_ranks
+from entrim.distributed.world import launched_ranks
 from entrim.errors import CommandError, EntrimError
 
 COMMANDS = (

@@ -124,10 +124,12 @@ def find_device(name: str | None) -> torch.device | None:
     return device
 
 
-def read_model(where: str, weights: str | None, device: str | None = None) -> nn.Module:
+def read_model(
+    where: str, weights: str | None, device: str | None = None, *, trained: bool = True
+) -> nn.Module:
     """Return the network in eval mode. The code of MODEL is executed; weights are data only.
 
-    A network of a library has its trained weights if there are no others.
+    A network of a library has its trained weights if there are no others, and with `trained`.
     """
     _check_temporary_folder()
     place = find_device(device)
@@ -136,9 +138,9 @@ def read_model(where: str, weights: str | None, device: str | None = None) -> nn
     elif where.endswith(".onnx"):
         model = onnx.load(where)
     else:
-        model = read_pretrained(where, trained=weights is None)
+        model = read_pretrained(where, trained=trained and weights is None)
         if model is None:
-            model = _build(read_object(where, "network", "factory"), where)
+            model = _build(read_object(where, "factory"), where)
     if weights is not None:
         _load_weights(model, Path(weights))
     return model.eval().to(place)
@@ -155,7 +157,7 @@ def _check_temporary_folder() -> None:
         ) from error
 
 
-def read_object(where: str, noun: str, what: str) -> Any:
+def read_object(where: str, what: str) -> Any:
     """Return the object that `where` names in a module or file, whose code is executed."""
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:

@@ -28,7 +28,8 @@ def _transformers_model(library: ModuleType, name: str, trained: bool) -> nn.Mod
     factory = library.AutoModelForImageClassification
     if trained:
         return factory.from_pretrained(name, trust_remote_code=False).float()
-    return factory.from_config(library.AutoConfig.from_pretrained(name, trust_remote_code=False))
+    config = library.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return factory.from_config(config).float()
 
 
 LIBRARIES = {

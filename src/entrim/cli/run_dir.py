@@ -1,7 +1,6 @@
 """The folder of a run: checked before any work, and the files in it besides the network."""
 
 import json
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,8 +13,9 @@ from typing import Any
 from entrim import onnx
 from entrim.config import SIZES
 from entrim.errors import CommandError, LoadError, SaveError
+from entrim.report.assessment import next_steps
 from entrim.report.page import write
-from entrim.report.report_data import COMMAND, commands_in
+from entrim.report.report_data import COMMAND, commands_in, read
 from entrim.results import SparsifyResult
 from entrim.storage import atomic
 from entrim.storage.checkpoint import UNFINISHED
@@ -181,8 +181,9 @@ def check_sizes(place: Path, *, args: Namespace, runs: Sequence[Namespace]) -> N
 
 
 def next_command(place: Path) -> str:
-    """Return the line that names a next command for the run in `place`."""
-    return f"next: {shlex.join(['entrim', 'export', str(place), '--onnx', f'{place}.onnx'])}"
+    """Return the line that names the next command for a run: recover the network, or export it."""
+    steps = (step.code or "" for step in next_steps(read(place)))
+    return f"next: {next(s for s in steps if s.startswith(('entrim distill', 'entrim export')))}"
 
 
 def is_same_command(words: Sequence[str], args: Namespace) -> bool:

@@ -95,7 +95,7 @@ def _option(args: Namespace, run: Mapping[str, Any], name: str) -> Any:
 def _original(args: Namespace, run: Mapping[str, Any]) -> nn.Module:
     """Return the network before pruning; its weights are needed for accuracies only."""
     if args.model is not None:
-        return read_model(args.model, args.weights)
+        return read_model(args.model, args.weights, trained=False)
     weights = args.weights or (run.get("weights") if _has_labels(args) else None)
     where = run.get("model")
     if where is None:
@@ -105,7 +105,7 @@ def _original(args: Namespace, run: Mapping[str, Any]) -> nn.Module:
         )
     print(f"MODEL: {where}, from {Path(args.folder, COMMAND)}", file=sys.stderr)
     try:
-        return read_model(where, weights)
+        return read_model(where, weights, trained=_has_labels(args))
     except CommandError as error:
         raise CommandError(
             f"{error} (from {Path(args.folder, COMMAND)}: run in the folder of that command, or "

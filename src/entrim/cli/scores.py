@@ -134,7 +134,7 @@ def read_metric(args: Namespace, model: nn.Module) -> Metric:
         raise CommandError(
             "--metric has its own images and labels: leave out the options of labeled images"
         )
-    score = read_object(args.metric, "function", "function")
+    score = read_object(args.metric, "function")
     if not callable(score):
         raise CommandError(f"{args.metric} is a {type(score).__name__}: name a function")
     return Metric(score, args.metric, _digest(args.metric))

@@ -56,11 +56,12 @@ from entrim.cli.scores import add_score, add_scores, optional_metric
 from entrim.config import SIZES, Budget, Calibration, Distillation, Target, Widths
 from entrim.display.bars import ProgressDisplay
 from entrim.distillation.distill import distill
-from entrim.distributed.launch import process_group
+from entrim.distributed.world import process_group
 from entrim.errors import CommandError, OtherRunError
 from entrim.federated.network_moments import NetworkMoments
 from entrim.pipeline import Pruner, calibration_for, sparsify
 from entrim.records import Record
+from entrim.report.assessment import rank
 from entrim.report.comparison import RunComparison, headings_of
 from entrim.report.page import FILE, html
 from entrim.report.report_data import COMMAND, ReportData, read
@@ -71,7 +72,7 @@ from entrim.selection.entropic import EntropicSelector
 from entrim.selection.targets import SELECTORS
 from entrim.storage.checkpoint import UNFINISHED, CheckpointStore
 from entrim.storage.model_folder import CHECKPOINT
-from entrim.surgery.structure import SourceModel
+from entrim.surgery.prune import SourceModel
 
 _EXAMPLES = """\
 examples:
@@ -286,7 +287,12 @@ def _run(args: Namespace) -> int:
         print_json(_as_dict(small, place, page))
     else:
         saved = outcome(small, place, page) if args.recover else f"saved in {place}, report {page}"
-        parts = width_table(small.record), size_table(small.record), saved, next_command(place)
+        parts = (
+            width_table(small.record),
+            size_table(small.record),
+            saved,
+            next_command(place),
+        )
         print_result("\n\n".join(parts))
     return 0
 
@@ -336,7 +342,8 @@ def _run_sizes(args: Namespace) -> int:
         print_json({"folder": str(place), "comparison": str(page), "runs": found})
     else:
         saved = f"saved in {place}, comparison {page}"
-        parts = table(comparison.rows()), saved, next_command(Path(folders[0]))
+        best = min(comparison.runs, key=rank)
+        parts = table(comparison.rows()), saved, next_command(Path(best.folder))
         print_result("\n\n".join(parts))
     return 0
 

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from entrim.callbacks import Callback, ProgressEvent
+from entrim.callbacks import Callback, ProgressEvent, in_notebook
 from entrim.report.numbers import clock, seconds
 
 UNLIMITED = 100_000
@@ -46,22 +46,9 @@ def console_for(stream: Any, file: Any = None) -> Console:
     )
 
 
-def displays(callbacks: Sequence[Callback] | None) -> Sequence[Callback]:
-    """Return the callbacks of a public call; by default a display if a person is watching."""
-    if callbacks is not None:
-        return callbacks
-    if _in_notebook():
-        return (NotebookDisplay(),)
-    if sys.stderr is not None and sys.stderr.isatty():
-        return (ProgressDisplay(),)
-    return ()
-
-
-def _in_notebook() -> bool:
-    """Whether this code runs in a kernel, which shows rich output."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return hasattr(shell, "kernel")
+def make_display() -> Callback:
+    """Return the display for the person who is watching."""
+    return NotebookDisplay() if in_notebook() else ProgressDisplay()
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from entrim.calibration.mixture import Mixture
 from entrim.errors import BadSettingError
 from entrim.metrics import is_image
+from entrim.reconstruction.views import Mixture
 
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -13,7 +12,7 @@ from torch import nn
 from entrim.calibration.data import CalibrationData, Images, read_images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import BATCH_SIZE, Distillation
-from entrim.display.bars import displays
+from entrim.display.bars import make_display
 from entrim.distillation.augment import Augmentation
 from entrim.distillation.loss import distillation_task, teacher_ignores_mirroring
 from entrim.distillation.trainer import (
@@ -23,14 +22,14 @@ from entrim.distillation.trainer import (
     estimate_seconds,
     train,
 )
-from entrim.errors import BadImagesError, BadSettingError, DivergedWarning
+from entrim.errors import BadImagesError, BadSettingError, DivergedWarning, warn
 from entrim.graph.eager import isolate_random_state, neutral_context, unwrap
 from entrim.metrics import Kind, compare
 from entrim.pipeline import Pruner
 from entrim.records import Distilled, Holdout
 from entrim.results import SparsifyResult, now
 from entrim.storage.checkpoint import CheckpointStore, fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def distill(
         raise BadSettingError(
             f"distillation is a {type(distillation).__name__}: pass entrim.Distillation(...)"
         )
-    progress, learned = Progress.of(displays(callbacks)), _teacher(result, teacher)
+    progress, learned = Progress.of(callbacks, make_display), _teacher(result, teacher)
     data = _read(result, images)
     task, held = _task(result, learned, data.training, distillation)
     config = TrainingConfig(
@@ -149,7 +148,7 @@ def distill(
         if store is not checkpoint_dir:
             store.remove()
         better = _result(result, trained, task.count, held, options, data.holdout)
-        progress.report_result(options, better.record.metrics())
+        progress.report_result(options, better.record.metrics)
     return better
 
 
@@ -239,7 +238,7 @@ def _result(
     }
     notes = result.record.notes
     if trained.diverged:
-        warnings.warn(trained.ending, DivergedWarning, stacklevel=3)
+        warn(trained.ending, DivergedWarning)
         notes = (*notes, trained.ending)
     done = Distilled(
         images=count,

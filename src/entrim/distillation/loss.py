@@ -22,7 +22,7 @@ from entrim.metrics import (
     output_kinds,
 )
 from entrim.storage.checkpoint import fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 
 VIEWS = 4
 """Number of augmented views of every validation image."""

@@ -20,7 +20,7 @@ from entrim.callbacks import ProgressEvent
 from entrim.errors import BadSettingError
 from entrim.graph.eager import copy_module, isolate_random_state, remove_hooks
 from entrim.storage.checkpoint import CheckpointStore, fingerprint
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import values_of
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,

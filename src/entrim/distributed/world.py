@@ -7,8 +7,10 @@ rounding in double precision.
 """
 
 import operator
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, TypeVar
@@ -69,9 +71,9 @@ class World:
 
         Every rank yields the same results in the same order. If a rank fails, all raise an error.
         """
-        if self.size == 1:
-            yield from own
-            return
+        return own if self.size == 1 else self._exchange(own)
+
+    def _exchange(self, own: Iterator[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         while any(found := self._gather(lambda: next(own, None))):
             yield from (one for one in found if one is not None)
 
@@ -162,3 +164,23 @@ def _ended(rank: int) -> str:
         f"rank {rank} ended, or did not answer in time: see its output, and start all ranks again; "
         "with a checkpoint folder they continue after the finished steps"
     )
+
+
+def launched_ranks() -> int:
+    """Return the number of processes that `torchrun` started; 1 without it."""
+    if not distributed.is_available() or not distributed.is_torchelastic_launched():
+        return 1
+    return int(os.environ["WORLD_SIZE"])
+
+
+@contextmanager
+def process_group() -> Iterator[World]:
+    """Join the process group of `torchrun`, and leave it after the block."""
+    if launched_ranks() == 1:
+        yield World()
+        return
+    distributed.init_process_group("gloo")
+    try:
+        yield World.current()
+    finally:
+        distributed.destroy_process_group()

@@ -4,7 +4,6 @@ import io
 import math
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 
 from entrim.calibration.data import Images, read_images
 from entrim.callbacks import Callback, Progress
-from entrim.errors import CalibrationWarning, ExportError, SaveError, TraceError
+from entrim.errors import CalibrationWarning, ExportError, SaveError, TraceError, warn
 from entrim.export.parity import (
     INPUT,
     Answer,
@@ -179,11 +178,7 @@ def to_int8(
     runtime()
     x = _tensor(images, None)
     if len(x) < FEW:
-        warnings.warn(
-            f"int8 is calibrated on only {len(x)} images: pass at least {FEW}",
-            CalibrationWarning,
-            stacklevel=2,
-        )
+        warn(f"int8 is calibrated on only {len(x)} images: pass at least {FEW}", CalibrationWarning)
     with silence_exporter(), name_errors("onnxruntime cannot quantize the network"):
         content = _quantize(network.content, batches(x, "calibrate", report))
     return _compare(content, in_onnxruntime(content), network.answer, x, math.inf, report)

@@ -10,11 +10,11 @@ from torch import nn
 from entrim.calibration.collect import LayerStatistics, check_images
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.data import CalibrationData, Images, read_images
-from entrim.calibration.gram import Gram
+from entrim.calibration.patch_gram import Gram
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.callbacks import Callback, Progress
 from entrim.config import Calibration, check_seed, check_type, explain_options
-from entrim.display.bars import displays
+from entrim.display.bars import make_display
 from entrim.errors import BadImagesError, BadSettingError, CalibrationWarning
 from entrim.federated.network_moments import (
     EXAMPLES,
@@ -102,7 +102,7 @@ def collect(
         batch_size=calibration.batch_size,
         batch_to_inputs=calibration.batch_to_inputs,
     )
-    progress = Progress.of(displays(callbacks))
+    progress = Progress.of(callbacks, make_display)
     try:
         held = calibration.holdout_size(data.count)
         _check_count(data.count - held, held)

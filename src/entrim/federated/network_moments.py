@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from entrim.calibration.collect import LayerStatistics
-from entrim.calibration.gram import Gram
+from entrim.calibration.patch_gram import Gram
 from entrim.errors import MomentsError, SaveError
 from entrim.graph.eager import ExampleInputs
 from entrim.storage import atomic

@@ -45,8 +45,7 @@ from entrim.selection.entropic import select_channels, stronger_penalty
 from entrim.selection.targets import TargetResolver, describe_selector
 from entrim.storage.checkpoint import VERSIONS, CheckpointStore, fingerprint
 from entrim.surgery.plan import Plan
-from entrim.surgery.prune import prune
-from entrim.surgery.structure import values_of
+from entrim.surgery.prune import prune, values_of
 from entrim.surgery.trace import trace
 
 WITHOUT_IMAGES = (

@@ -80,7 +80,10 @@ def leaves(output: Any) -> list[Tensor]:
 def unwrap(model: Any) -> nn.Module:
     """Return the network inside the wrappers of torch.compile and data parallelism."""
     if not isinstance(model, nn.Module):
-        raise TraceError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise TraceError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}: create the network, and "
+            "load its weights"
+        )
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         if isinstance(model, parallel):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from entrim.graph.channel_ids import ChannelLayout
-from entrim.graph.tracer import POINTWISE, OpCall, Result, Vector, register_rule
+from entrim.graph.tracer import POINTWISE, ChannelLayout, OpCall, Result, Vector, register_rule
 
 # Element-wise operations, and operations on each feature map
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from entrim.calibration.data import Images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import EntropicPenalty
-from entrim.display.bars import displays
+from entrim.display.bars import make_display
 from entrim.errors import BadSettingError, EntrimError, MissingExtraError, SearchError
 from entrim.graph.eager import copy_without_hooks, neutral_context
 from entrim.hpo.trial import (
@@ -337,7 +337,7 @@ class SearchResult:
         -------
         SparsifyResult
         """
-        with self.pruner.progress.reporting_to(displays(callbacks)):
+        with self.pruner.progress.reporting_to(callbacks, make_display):
             small = self.pruner.prune(replace(self.penalty, per_group=dict(trial.eps)))
         if trial.score is None:
             return small
@@ -450,7 +450,7 @@ def search(
             f"penalty is a {type(penalty).__name__}: pass entrim.EntropicPenalty(...)"
         )
     kept = _storage(storage)
-    progress = Progress.of(displays(callbacks))
+    progress = Progress.of(callbacks, make_display)
     pruner = _pruner(model, images, options, seed, progress.callbacks)
     try:
         with progress.run("search"), pruner.progress.reporting_to(progress.callbacks):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from entrim.allocation.allocator import Selection
+from entrim.allocation.allocate import Selection
 from entrim.config import EntropicPenalty, Patterns
 from entrim.entropic.least_squares import refit
 from entrim.entropic.moments import Moments

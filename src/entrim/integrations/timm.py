@@ -19,8 +19,7 @@ from torch import nn
 
 from entrim.errors import ExportError, SaveError
 from entrim.graph.eager import call, copy_without_hooks, leaves
-from entrim.integrations.folders import check_new_folder
-from entrim.integrations.packages import import_package
+from entrim.integrations.packages import check_new_folder, import_package
 from entrim.storage import atomic
 
 SHAPES, WEIGHTS = "shapes.txt", "model.safetensors"

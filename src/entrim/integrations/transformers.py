@@ -14,15 +14,14 @@ from torch import nn
 
 from entrim.errors import SaveError
 from entrim.graph.eager import copy_without_hooks
-from entrim.integrations.folders import check_new_folder
-from entrim.integrations.packages import import_package
+from entrim.integrations.packages import check_new_folder, import_package
 from entrim.records import Record
 from entrim.report.assessment import assess
 from entrim.report.summary import Rows, size_rows, unseen_rows
 from entrim.storage import atomic
 from entrim.storage.model_folder import LOADER, LOADER_CODE
 from entrim.surgery.load_model import name_tensors
-from entrim.surgery.structure import ModelStructure, SourceModel
+from entrim.surgery.prune import ModelStructure, SourceModel
 
 TASKS = {
     "AutoModelForImageClassification": "image-classification",

@@ -27,7 +27,7 @@ from entrim.integrations.packages import import_package
 from entrim.pipeline import sparsify
 from entrim.results import SparsifyResult
 from entrim.storage import atomic
-from entrim.surgery.structure import SourceModel
+from entrim.surgery.prune import SourceModel
 
 _KIND = "pruned"
 """Entry of the YAML description with the name of the first layer, which is replaced by a remedy."""

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from entrim.errors import OnnxError, TraceError
-from entrim.graph.channel_ids import ChannelLayout
 from entrim.graph.eager import neutral_context
-from entrim.graph.tracer import trace_ops
+from entrim.graph.tracer import ChannelLayout, trace_ops
 from entrim.onnx.folding import Folded, fold_constants
 from entrim.onnx.layers import BUILDERS, Layer, Weighted, constant_operands, is_channel_vector
 from entrim.onnx.model import (

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from entrim.calibration.collect import LayerStatistics, Pass, collection_passes
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.executor import Program, value_bytes
-from entrim.calibration.gram import MAX_COLUMNS, reduced_columns
+from entrim.calibration.patch_gram import MAX_COLUMNS, reduced_columns
 from entrim.calibration.tensor_store import tensor_bytes
 from entrim.config import Budget, Calibration, Target
 from entrim.graph.channel_graph import Group, ResidualBlock
@@ -116,9 +116,9 @@ class PassWork:
         sizes = [value_bytes(node) for node in self.program.nodes if node not in named]
         return max(sizes, default=0) // self.task.batch_sizes[0]
 
-    def rows(self, reader: BoundConsumer, columns: int | None = None) -> int:
-        """Return the number of rows of a layer with this number of columns, by default all."""
-        return self.task.n_rows(reader, reader.columns if columns is None else columns)
+    def rows(self, reader: BoundConsumer) -> int:
+        """Return the number of rows of a layer."""
+        return self.task.n_rows(reader, reader.columns)
 
     def gram(self, reader: BoundConsumer, columns: int | None = None) -> Work:
         """Return the cost of the Gram matrices of a layer with this number of columns."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from entrim.calibration.consumers import BoundConsumer, KeptIndices
-from entrim.calibration.gram import Gram, LayerRows
-from entrim.calibration.patch_gram import PatchGram, RowCollector, in_double
+from entrim.calibration.patch_gram import Gram, LayerRows, PatchGram, RowCollector, in_double
 from entrim.entropic.least_squares import NormalEquations, Refit, factor_ridged, refit
 from entrim.entropic.moments import Moments
 from entrim.entropic.observations import Observations, refit_rows

@@ -65,6 +65,19 @@ def _level(found: Estimate, *, is_agreement: bool) -> tuple[str, str]:
     return LEVELS[-1][0], LEVELS[-1][3]
 
 
+def rank(data: ReportData) -> tuple[int, int]:
+    """Return a key by which the best of several networks is the first.
+
+    It is the smallest one that is at least close to the original, otherwise the largest of the best
+    level.
+    """
+    order = ("close", "changed", "broken", "unknown")
+    level = assess(data.record).level
+    if level in ("same", "close"):
+        return 0, data.record.after.macs
+    return order.index(level), -data.record.after.macs
+
+
 def next_steps(data: ReportData) -> list[Recommendation]:
     """Return what to do next, the most important step first."""
     record, level = data.record, assess(data.record).level
@@ -75,7 +88,10 @@ def next_steps(data: ReportData) -> list[Recommendation]:
         steps.append(Recommendation(title="Or prune less", code=_resize(data, 1 / SMALLER)))
     if level == "same":
         steps.append(Recommendation(title="Try a smaller network", code=_resize(data, SMALLER)))
-    if level == "unknown" or _is_uncertain(record):
+    if level == "unknown" and not data.commands:
+        code = "result = result.refresh(images)"
+        steps.append(Recommendation(title="Measure it on unseen images", code=code))
+    elif level == "unknown" or _is_uncertain(record):
         steps.append(Recommendation(title="Pass more images, so that the figures are more precise"))
     return [*steps, _load(data), _export(data)]
 

@@ -1,9 +1,11 @@
 """Several runs side by side: as text, as HTML in a notebook, and as a page."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -14,6 +16,7 @@ from entrim.report.page import save_page, template
 from entrim.report.plot import STYLE
 from entrim.report.report_data import ReportData
 from entrim.report.summary import HTML_STYLE, Rows, align, html_table
+from entrim.report.tradeoff import LETTER
 
 NAMES = ("network", "images", "parameters", "fraction", "MACs", "fraction", "bytes", "latency")
 NAMES += ("agreement, unseen images", "KL divergence, unseen images", "error, unseen images")
@@ -50,66 +53,101 @@ class RunComparison:
         """Return one column per run; the first row is the head."""
         columns = [["", *NAMES], *map(_column, self.headings, self.runs)]
         head, *rows = [list(row) for row in zip(*columns, strict=True)]
+        rows = [row for row in rows if any(cell != _GAP for cell in row[1:])]
         return [head, *_scores(self.runs), *rows, *(_layer_rows(self.runs) if layers else ())]
 
     def chart(self) -> Markup:
         """Return agreement on unseen images, or 1 - error, against MACs, if it was measured."""
+        named = list(zip(self.headings, (data.record for data in self.runs), strict=True))
+        classes = any(one.holdout is not None and one.holdout.agreement for _, one in named)
         found = [
-            (name, data.record.after.macs / max(data.record.before.macs, 1), value)
-            for name, data in zip(self.headings, self.runs, strict=True)
-            if (value := _quality(data.record)) is not None
+            _Point(name, one.after.macs / max(one.before.macs, 1), *values)
+            for name, one in named
+            if (values := _quality(one, "agreement" if classes else "error")) is not None
         ]
-        return _scatter(found) if found else Markup("")
+        label = "agreement with the original" if classes else "1 - error of the outputs"
+        return _scatter(found, f"{label} on unseen images, 95 % interval") if found else Markup("")
 
 
-def _quality(record: Record) -> float | None:
-    """Return the agreement on unseen images, or 1 - error for outputs without classes."""
-    if record.holdout is None:
+class _Point(NamedTuple):
+    """A run in the chart: its share of the MACs, its quality and the interval of that."""
+
+    name: str
+    share: float
+    value: float
+    low: float
+    high: float
+
+
+def _quality(record: Record, figure: str) -> tuple[float, float, float] | None:
+    """Return the agreement on unseen images or 1 - error, with its interval."""
+    one = None if record.holdout is None else getattr(record.holdout, figure)
+    if one is None:
         return None
-    if record.holdout.agreement is not None:
-        return record.holdout.agreement.value
-    return None if record.holdout.error is None else max(0.0, 1 - record.holdout.error.value)
+    if figure == "agreement":
+        return one.value, one.low, one.high
+    value, low, high = (max(0.0, 1 - error) for error in (one.value, one.high, one.low))
+    return value, low, high
 
 
-def _scatter(points: Sequence[tuple[str, float, float]]) -> Markup:
+def _scatter(points: Sequence[_Point], label: str) -> Markup:
     left, right, top, floor = 46.0, 440.0, 26.0, 210.0
-    low = min(0.9, *(int(10 * value) / 10 for *_, value in points))
+    least = min(0.9, *(point.low for point in points))
+    step = next(one for one in (0.02, 0.05, 0.1, 0.2) if one >= (1 - least) / 6)
+    count = math.ceil(round((1 - least) / step, 6))
+    low = 1 - step * count
 
     def at(share: float, value: float) -> tuple[float, float]:
         return left + (right - left) * share, floor - (floor - top) * (value - low) / (1 - low)
 
     marks = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, y = at(share, low + (1 - low) * share)
-        marks += [
-            tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid"),
-            tag("text", percent(share), x=x, y=floor + 17, text_anchor="middle"),
-            tag("text", percent(low + (1 - low) * share), x=left - 6, y=y + 4, text_anchor="end"),
-        ]
-    for name, share, value in points:
-        x, y = at(share, value)
-        end = x > (left + right) / 2
-        marks += [
-            tag("circle", tag("title", f"{name}: {percent(value)}"), cx=x, cy=y, r=5, class_="dot"),
-            tag(
-                "text",
-                name,
-                x=x + (-9 if end else 9),
-                y=y + 4,
-                text_anchor="end" if end else "start",
-                class_="caption",
-            ),
-        ]
+        x = at(share, low)[0]
+        marks.append(tag("text", percent(share), x=x, y=floor + 17, text_anchor="middle"))
+    for value in (1 - step * k for k in range(count + 1)):
+        y = at(0, value)[1]
+        marks.append(tag("path", d=f"M{left} {y:.1f}H{right}", class_="grid"))
+        marks.append(tag("text", percent(value), x=left - 6, y=y + 4, text_anchor="end"))
+    for one in points:
+        (x, y), (_, bottom), (_, ceiling) = (
+            at(one.share, value) for value in (one.value, one.low, one.high)
+        )
+        text = f"{one.name}: {percent(one.value)} ({percent(one.low)} to {percent(one.high)})"
+        marks.append(tag("path", d=f"M{x:.1f} {bottom:.1f}V{ceiling:.1f}", class_="interval"))
+        marks.append(tag("circle", tag("title", text), cx=x, cy=y, r=5, class_="dot"))
+    names = _labels([(*at(one.share, one.value), one.name) for one in points], right)
     return picture(
-        f"Agreement against MACs of {len(points)} networks",
+        f"{label[:1].upper()}{label[1:]}, against MACs of {len(points)} networks",
         460,
         250,
         tag("style", Markup(STYLE)),
-        join(*marks),
-        tag("text", "agreement with the original on unseen images", x=0, y=12),
+        join(*marks, *names),
+        tag("text", label, x=0, y=12),
         tag("text", "MACs, % of the original", x=right, y=246, text_anchor="end"),
         class_="entrim-chart",
     )
+
+
+def _labels(points: Sequence[tuple[float, float, str]], right: float) -> Iterator[Markup]:
+    """Return the names of points so that no name covers another name or point."""
+    taken = [(x - 6, x + 6, y) for x, y, _ in points]
+    for x, y, name in points:
+        width = LETTER * len(name)
+        sides = [(x + 9, y + 4), (x - 9 - width, y + 4)]
+        sides += [(x + 9, y + 4 + rise) for k in range(1, 9) for rise in (-13 * k, 13 * k)]
+        free = (
+            (start, base)
+            for start, base in sides
+            if 0 <= start <= right + 20 - width
+            and 30 <= base <= 210
+            and all(
+                start > to or start + width < since or abs(base - 4 - middle) >= 12
+                for since, to, middle in taken
+            )
+        )
+        start, base = next(free, sides[0])
+        taken.append((start, start + width, base - 4))
+        yield tag("text", name, x=start, y=base, class_="caption")
 
 
 def _scores(runs: Sequence[ReportData]) -> Rows:

@@ -25,6 +25,15 @@ def join(*children: Part) -> Markup:
     return Markup("").join(_text(child) for child in children if child is not None)
 
 
+def words(line: str) -> Markup:
+    """Return a line of code that is wrapped between its words, not at a hyphen of an option.
+
+    >>> words("entrim export --onnx <")
+    Markup('entrim export <span>--onnx</span> &lt;')
+    """
+    return Markup(" ").join(tag("span", word) if "-" in word else word for word in line.split(" "))
+
+
 def bar(share: int | float) -> Markup:
     """Return a bar next to a number with the same meaning."""
     fill = tag("span", class_="fill", style=f"width:{100 * min(share, 1):.1f}%")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from entrim.errors import SaveError
 from entrim.report import charts, ribbon, sections, tradeoff
 from entrim.report.assessment import assess, next_steps
-from entrim.report.markup import bar
+from entrim.report.markup import bar, words
 from entrim.report.numbers import percent, power_of_ten, seconds
 from entrim.report.repeat import calls, command
 from entrim.report.report_data import ReportData, read
@@ -35,7 +35,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (percent, power_of_ten, seconds, bar, command, sections.sentence)
+    filters = (percent, power_of_ten, seconds, bar, words, command, sections.sentence)
     environment.filters |= {function.__name__: function for function in filters}
     names = {"charts": charts, "ribbon": ribbon, "sections": sections, "calls": calls}
     script = files("entrim.report").joinpath("templates", "script.js").read_text(encoding="utf-8")

@@ -25,6 +25,7 @@ STYLE = """
 .entrim-chart .dot, .entrim-chart .point { fill: #6366f1; }
 .entrim-chart .grid { stroke: currentColor; opacity: 0.15; fill: none; }
 .entrim-chart .guide { stroke: currentColor; stroke-dasharray: 2 3; fill: none; }
+.entrim-chart .interval { stroke: #6366f1; stroke-width: 2.4; opacity: 0.4; }
 .entrim-chart .at { display: none; }
 """
 _ALONE = """

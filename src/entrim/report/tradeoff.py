@@ -18,7 +18,7 @@ from entrim.report.repeat import resize
 from entrim.report.report_data import ReportData
 
 LEFT, RIGHT, TOP, FLOOR, HEIGHT = 58.0, 22.0, 30.0, 226.0, 272.0
-_LETTER = 6.8
+LETTER = 6.8
 """The approximate width of a letter."""
 
 
@@ -139,7 +139,7 @@ def _selected_mark(x: float, y: float, label: str, right: float) -> Markup:
         tag(
             "text",
             label,
-            x=min(x + 10, right - _LETTER * len(label)),
+            x=min(x + 10, right - LETTER * len(label)),
             y=max(y - 10, TOP + 12),
             class_="caption",
         ),

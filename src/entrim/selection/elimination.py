@@ -8,15 +8,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from entrim.calibration.gram import MAX_COLUMNS
+from entrim.calibration.patch_gram import MAX_COLUMNS
 from entrim.entropic.least_squares import NormalEquations
 from entrim.entropic.moments import Moments, columns_of
+from entrim.errors import SingularMomentsError
 from entrim.selection.base import GroupStatistics
 
 WAITING = 16
 """Number of elimination steps after which the inverse is updated."""
 AT_ONCE = 64
 """One channel of this many is removed at once, at least one."""
+ROUNDING = 1e-5
+"""Ridge above the rounding of single-precision products, relative to a unit diagonal."""
 COMPACT = 0.2
 """Share of removed channels above which the matrices are compacted."""
 
@@ -42,7 +45,10 @@ class EliminationState:
     @classmethod
     def of(cls, equations: NormalEquations, block: int) -> "EliminationState":
         """Return the state with all channels."""
-        factor = equations.factor()
+        try:
+            factor = equations.factor()
+        except SingularMomentsError:  # single-precision products of collinear columns
+            factor = equations.factor(ROUNDING)
         P = torch.cholesky_inverse(factor)
         B = torch.cholesky_solve(equations.cross, factor)
         return cls(P, B, own_blocks(P[1:, 1:], block).clone())
@@ -149,6 +155,7 @@ def reduce_columns(moments: Moments, block: int) -> Moments:
     size = len(inner) + 1
     reduced = gram.new_empty(size, size)
     reduced[1:, 1:] = inner
+    reduced.diagonal().clamp_(min=0.0)  # rounding, where a channel has fewer directions
     reduced[0, 0] = moments.gram_sum[0, 0]
     sums = moments.gram_sum[0, 1:].unflatten(0, (-1, full))
     reduced[0, 1:] = reduced[1:, 0] = torch.einsum("da,dak->dk", sums, directions).flatten()

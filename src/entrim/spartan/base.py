@@ -1,7 +1,6 @@
 """Base class of the estimators: validation of parameters and fitting of boxes."""
 
 import math
-import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from entrim.errors import BadRowsError, BadSettingError
+from entrim.errors import BadRowsError, BadSettingError, warn
 from entrim.spartan import boxes
 from entrim.spartan.descent import Descent, Outcome, Problem
 from entrim.spartan.search import search
@@ -87,7 +86,7 @@ class BoxModel(BaseEstimator):
         self.labels_ = self._nearest(X)
         self.labels_[order] = np.searchsorted(self._occupied, descent.point.labels)
         if descent.outcome is not Outcome.CONVERGED:
-            warnings.warn(self.status_, ConvergenceWarning, stacklevel=3)
+            warn(self.status_, ConvergenceWarning)
         return descent
 
     def _keep(self, descent: Descent, rows: np.ndarray, weights: np.ndarray) -> None:

@@ -34,7 +34,7 @@ from entrim.surgery.load_model import (
     rebuild,
 )
 from entrim.surgery.plan import Plan
-from entrim.surgery.structure import ModelStructure, SourceModel
+from entrim.surgery.prune import ModelStructure, SourceModel
 
 FORMAT = 2
 """The format of folders with removed blocks; others are written in the first."""
@@ -148,6 +148,8 @@ def read(model: nn.Module, place: Path) -> tuple[nn.Module, dict[str, Any]]:
         _check_other(model, origin)
         tensors = safetensors.torch.load(weights)
         small = rebuild(copy_module(model), tensors, **manifest["small"])
+    except LoadError:
+        raise
     except (
         LookupError,
         TypeError,

@@ -81,7 +81,7 @@ def rebuild(
 ) -> nn.Module:
     """Change `model` in place to the structure of the pruned network, with `tensors`; return it.
 
-    The keywords are described in `entrim.surgery.structure.ModelStructure`.
+    The keywords are described in `entrim.surgery.prune.ModelStructure`.
     """
     for name in identities:
         replace_by_identity(model, name)

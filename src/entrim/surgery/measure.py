@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from entrim.errors import BadSettingError, MeasurementWarning
+from entrim.errors import BadSettingError, MeasurementWarning, warn
 from entrim.graph.eager import (
     ExampleInputs,
     call,
@@ -187,11 +187,10 @@ def _flops(model: nn.Module, example_inputs: ExampleInputs) -> int:
         call(model, example_inputs)  # raises if the network itself fails
         failed[f"the network ({type(error).__name__}: {error})"] = None
     if failed:
-        warnings.warn(
+        warn(
             f"MACs do not include {', '.join(failed)}, because PyTorch cannot count its "
             "operations: request a budget of params or bytes instead",
             MeasurementWarning,
-            stacklevel=3,
         )
     return counter.get_total_flops()
 

@@ -1,9 +1,14 @@
-"""Apply a plan: a smaller network of the same class, verified before it is returned."""
+"""Apply a plan: a smaller network of the same class, verified before it is returned.
 
+`SourceModel` and `ModelStructure` describe it as plain data, from which `load_model.rebuild`
+restores it.
+"""
+
+import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -11,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from entrim.errors import PlanError, RolledBackWarning, SurgeryError
+from entrim.errors import PlanError, RolledBackWarning, SurgeryError, warn
 from entrim.graph.channel_graph import ChannelGraph, is_inside, tensors_in
 from entrim.graph.eager import (
     ExampleInputs,
@@ -23,9 +28,17 @@ from entrim.graph.eager import (
 from entrim.graph.grouping import channel_graph
 from entrim.graph.restricted import mark_removed
 from entrim.graph.tracer import trace_ops
-from entrim.surgery.load_model import read_size, replace_by_identity, write_size
+from entrim.surgery.load_model import (
+    LAYOUTS,
+    class_name_of,
+    name_tensors,
+    owner_of,
+    read_size,
+    replace_by_identity,
+    tensors_of,
+    write_size,
+)
 from entrim.surgery.plan import Plan, part_of, write_part, zero_removed
-from entrim.surgery.structure import layout_of, source_of
 from entrim.surgery.verify import (
     EquivalenceCheck,
     Probe,
@@ -36,6 +49,7 @@ from entrim.surgery.verify import (
 )
 
 Kept = Mapping[str, Sequence[int]]
+_NOTE = "_entrim_origin"
 WRITTEN = "the code of the network depends on its size"
 
 
@@ -158,7 +172,8 @@ def prune(
         _put(trial.model, plan.weights)
         removed = plan.removed_blocks
         padded = zero_pad(model, graph, plan)
-        wanted = bench.run_restricted(padded, _windows(model, graph, plan.kept, removed))
+        run = bench.run_restricted if graph.norms else bench.run
+        wanted = run(padded, _windows(model, graph, plan.kept, removed))
         found = bench.run(trial.model, _windows(model, graph, None, removed))
         final = difference(found, wanted)
     proof = Proof(sliced=trial.error, final=final, tolerance=limit, dtype=bench.dtype)
@@ -455,7 +470,7 @@ def _roll_back(plan: Plan, graph: ChannelGraph, stuck: Sequence[str]) -> Plan:
             f"{why}, and the plan has new weights for it: remove {names} from the plan and solve "
             "again (trace() lists such groups as frozen)"
         )
-    warnings.warn(f"{why}; all its channels are kept", RolledBackWarning, stacklevel=3)
+    warn(f"{why}; all its channels are kept", RolledBackWarning)
     kept = {name: units for name, units in plan.kept.items() if name not in stuck}
     removed = [name for name in plan.removed_blocks if name not in stuck]
     return Plan(kept, plan.weights, removed)
@@ -503,3 +518,107 @@ def _stores_by_tensor(
 
 def _in_format_of(old: Tensor, new: Tensor) -> Tensor:
     return new.contiguous(memory_format=layout_of(old) or torch.contiguous_format)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """The network that was pruned: class, tensors and attributes that a replacement must have."""
+
+    class_name: str
+    """The qualified name of its class."""
+    tensors: Mapping[str, str]
+    """Its parameters and buffers, such as {"conv.weight": "float32[6, 1, 5, 5]"}."""
+    counts: Sequence[str]
+    """Attributes of modules that pruning changed, such as "conv.out_channels"."""
+    kept: Mapping[str, Sequence[int]]
+    """Kept channels of the last pruning, without rolled-back groups."""
+    removed_blocks: Sequence[str] = ()
+    """Modules that were replaced by an identity, in any pruning."""
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the pruned network still contains the tensor `name` of the source."""
+        return not any(is_inside(name, block) for block in self.removed_blocks)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "SourceModel | None":
+        """Return the source of `model`, None if it was not pruned by entrim."""
+        note = vars(model).get(_NOTE)
+        return None if note is None else cls(**json.loads(note))
+
+    def write_on(self, small: nn.Module) -> None:
+        """Store the source on `small`.
+
+        It is stored as text, so that it survives copying, pickling and scripting without entrim.
+        """
+        setattr(small, _NOTE, json.dumps(asdict(self)))
+
+
+def source_of(
+    model: nn.Module,
+    changed: Iterable[tuple[str, str]],
+    kept: Mapping[str, Sequence[int]],
+    removed_blocks: Sequence[str] = (),
+) -> SourceModel:
+    """Return the source of `model` pruned to `kept`; the first one, if it was pruned before.
+
+    `changed` contains the attributes that pruning changed, as (module, name).
+    """
+    first = SourceModel.of(model)
+    counts = {f"{module}.{name}".lstrip(".") for module, name in changed}
+    if first is None:
+        first = SourceModel(class_name_of(model), tensors_of(model), (), kept)
+    found = replace(
+        first, kept=kept, removed_blocks=sorted({*first.removed_blocks, *removed_blocks})
+    )
+    return replace(found, counts=sorted(filter(found.has_tensor, counts.union(first.counts))))
+
+
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers, shared ones once."""
+    pairs = chain(model.named_parameters(), model.named_buffers())
+    return {name: tensor.detach() for name, tensor in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStructure:
+    """The structure of a network, without its class and the values of its tensors."""
+
+    shared: Mapping[str, str]
+    """Further name of a shared tensor -> its first name."""
+    fixed: Sequence[str]
+    """Parameters that do not require gradients."""
+    channels_last: Sequence[str]
+    """Tensors in channels-last memory format."""
+    training: Sequence[str]
+    """Modules in training mode."""
+    counts: Mapping[str, int]
+    """Attributes of modules that pruning changed."""
+    identities: Sequence[str] = ()
+    """Modules that are an identity in place of a residual block."""
+
+    @classmethod
+    def of(cls, model: nn.Module, origin: SourceModel) -> "ModelStructure":
+        """Return the structure of `model`, which was pruned from `origin`."""
+        first: dict[int, str] = {}
+        stands = {name: first.setdefault(id(tensor), name) for name, tensor in name_tensors(model)}
+        return cls(
+            shared={name: stand for name, stand in stands.items() if name != stand},
+            fixed=[name for name, p in model.named_parameters() if not p.requires_grad],
+            channels_last=[name for name, tensor in name_tensors(model) if layout_of(tensor)],
+            training=[name for name, module in model.named_modules() if module.training],
+            counts={count: read_size(*owner_of(model, count)) for count in origin.counts},
+            identities=list(origin.removed_blocks),
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the structure as plain data; without identities, as earlier versions read it."""
+        plain = asdict(self)
+        return plain if self.identities else {k: v for k, v in plain.items() if k != "identities"}
+
+
+def layout_of(tensor: Tensor) -> torch.memory_format | None:
+    """Return the channels-last format of a tensor, None for the contiguous one."""
+    layout = LAYOUTS.get(tensor.dim())
+    if layout is None or tensor.is_contiguous():
+        return None
+    return layout if tensor.is_contiguous(memory_format=layout) else None

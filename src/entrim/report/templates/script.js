@@ -3,9 +3,10 @@
 for (const button of document.querySelectorAll("button.copy")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
-    const code = button.parentElement.querySelector("code");
+    const code = button.parentElement.querySelector("pre");
+    const lines = [...code.querySelectorAll("code")].map((line) => line.textContent);
     try {
-      await navigator.clipboard.writeText(code.innerText);
+      await navigator.clipboard.writeText(lines.join("\n"));
     } catch {
       getSelection().selectAllChildren(code);
       document.execCommand("copy");
@@ -14,6 +15,12 @@ for (const button of document.querySelectorAll("button.copy")) {
     setTimeout(() => { button.textContent = "copy"; }, 1500);
   });
 }
+// A line of code is wrapped between its words, not at a hyphen of an option.
+const words = (line) => line.split(" ").flatMap((word, k) => {
+  const span = document.createElement("span");
+  span.textContent = word;
+  return k ? [" ", span] : [span];
+});
 const plot = document.querySelector(".plot");
 if (plot) {
   const rows = [...document.querySelectorAll("tr[data-point]")];
@@ -24,8 +31,11 @@ if (plot) {
     shown = Math.min(Math.max(number, 0), rows.length - 1);
     const row = rows[shown];
     for (const field of fields) {
-      field.textContent = row.dataset.code && field.dataset.field === "code"
-        ? row.dataset.code : row.cells[field.dataset.field].textContent;
+      if (field.dataset.field !== "code") {
+        field.textContent = row.cells[field.dataset.field].textContent;
+      } else if (row.dataset.code) {
+        field.replaceChildren(...words(row.dataset.code));
+      }
     }
     const kept = row.dataset.widths ? row.dataset.widths.split(" ") : [];
     widths.forEach((item, k) => {

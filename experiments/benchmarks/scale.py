@@ -278,9 +278,9 @@ def network_table(points: Points) -> str:
     return table(head, rows)
 
 
-def keys_of(case: Case) -> tuple[str, str]:
-    """Return the keys of the points of the first version and of this one."""
-    return f"{case.key}, version 1", case.key
+def keys_of(case: Case) -> list[str]:
+    """Return the keys of the points of all versions, the newest last."""
+    return [*(f"{case.key}, version {number}" for number in range(1, VERSION)), case.key]
 
 
 def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequence[int]) -> str:
@@ -288,7 +288,10 @@ def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequen
 
     Stages are in passes of the same process, because the load differs between processes.
     """
-    newest = [points.get(case.key, points.get(keys_of(case)[0])) for case in cases]
+    newest = [
+        next((points[key] for key in reversed(keys_of(case)) if key in points), None)
+        for case in cases
+    ]
     known = [(size, point) for size, point in zip(sizes, newest, strict=True) if point is not None]
     columns: dict[str, list[float]] = {
         "one pass, s": [point["pass cpu seconds"] for _, point in known],

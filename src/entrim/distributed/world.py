@@ -32,6 +32,14 @@ class _Failure:
     message: str
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What one rank has sent to others."""
+
+    sent: int = 0
+    """Bytes, without the sizes of the messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The ranks of a run; a single process is a world of one and communicates nothing.
@@ -43,6 +51,7 @@ class World:
     rank: int = 0
     size: int = 1
     group: Any = field(default=None, repr=False)
+    traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
 
     @classmethod
     def current(cls) -> "World":
@@ -129,6 +138,7 @@ class World:
         try:
             distributed.send(torch.tensor([len(content)]), rank, group=self.group)
             distributed.send(content, rank, group=self.group)
+            self.traffic.sent += len(content)
         except RuntimeError:
             if not self.is_root:  # the first rank names the rank that ended
                 raise DistributedError(_ended(rank)) from None

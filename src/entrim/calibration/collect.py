@@ -115,12 +115,34 @@ class Pass:
         None stands for all. The automatic number provides `rows_for(columns)` rows, from `images`
         images, by default all.
         """
-        count = reader.n_positions(x)
-        drawn = self.n_sampled(reader, count, columns, images)
+        drawn = self.n_sampled(reader, reader.n_positions(x), columns, images)
         if drawn is None:
             return None
-        order = torch.rand(len(x), count, generator=generator)
+        order = torch.rand(len(x), reader.n_positions(x), generator=generator)
         return order.topk(drawn, 1).indices.to(sums_device(x.device))
+
+    def skip_positions(
+        self,
+        reader: BoundConsumer,
+        source: int,
+        batch: int,
+        columns: int,
+        generator: torch.Generator,
+        images: int | None = None,
+        *,
+        is_drawn: bool = False,
+    ) -> None:
+        """Advance the generator as if the positions of a batch were drawn, without its values.
+
+        `source` is the position of the input in the program. `is_drawn` states that positions are
+        drawn even where all are used.
+        """
+        x = reader.batch_first(
+            self.programs[batch].nodes[source].meta["val"], self.batch_sizes[batch]
+        )
+        count = reader.n_positions(x)
+        if is_drawn or self.n_sampled(reader, count, columns, images) is not None:
+            torch.rand(len(x), count, generator=generator)
 
     def n_sampled(
         self, reader: BoundConsumer, count: int, columns: int, images: int | None = None
@@ -607,9 +629,7 @@ def _skip(
     """Draw the positions of a batch of another rank."""
     for reader in readers:
         for source in reader.inputs:
-            value = task.programs[batch].nodes[source].meta["val"]
-            x = reader.batch_first(value, task.batch_sizes[batch])
-            task.sample_positions(reader, x, reader.columns, draws[reader.spec.layer])
+            task.skip_positions(reader, source, batch, reader.columns, draws[reader.spec.layer])
 
 
 def _watch(

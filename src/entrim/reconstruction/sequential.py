@@ -375,9 +375,9 @@ class LayerTask:
         generator = self.task.drawing(f"reconstruction of {reader.spec.layer}")
         for batch in self.batches:
             if batch not in self.own:  # the other ranks draw the same positions
-                value = self.task.programs[batch].nodes[reader.inputs[0]].meta["val"]
-                x = self._first(value, batch)
-                self._sampled_positions(x, columns, generator, relaxed is not None)
+                where = (reader, reader.inputs[0], batch, columns)
+                is_drawn = relaxed is not None
+                self.task.skip_positions(*where, generator, self.images, is_drawn=is_drawn)
                 continue
             x = self._first(new.at(reader.inputs[0], batch), batch)
             every = [torch.arange(len(x))]

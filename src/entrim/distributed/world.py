@@ -139,6 +139,10 @@ class World:
         """Return the sums over all ranks on some of the `ranks`, None on others."""
         return list(own) if self.size == 1 else self._gather(lambda: own, _add, ranks)
 
+    def sum_on_root(self, own: Sequence[Any]) -> list[Any]:
+        """Return the sums over all ranks on the first rank, and an empty list on the others."""
+        return self.sum_for((_ROOT,), own) or []
+
     def check_equal(self, identity: Mapping[str, str]) -> None:
         """Raise a DistributedError that names the rank and the difference if `identity` differ."""
         if self.size == 1:

@@ -196,6 +196,8 @@ class Pruner:
             store=TensorStore(calibration.memory_limit // 2, self.scratch),
             batch_size=calibration.batch_size,
             batch_to_inputs=calibration.batch_to_inputs,
+            world=self.world,
+            sharded=calibration.sharded,
         )
         if self.images.count == 1:
             raise BadImagesError("there is only one image: pass a few hundred")

@@ -412,7 +412,7 @@ class Pruner:
             for number, group in enumerate(groups)
             if known[group.name] is None and self.world.owns(number)
         ]
-        self.collect(own)
+        self._collect_consumers(self.statistics.consumers_of(*own))
         report = self._steps("select", self.workload.selection(groups, targets))
         with self.progress.stage("select"):
             restored = [(name, one) for name, one in known.items() if one is not None]
@@ -477,8 +477,11 @@ class Pruner:
         return found
 
     def collect(self, groups: Iterable[Group]) -> None:
-        """Collect the statistics of `groups` that are missing, in as few passes as fit."""
-        self._collect_consumers(self.statistics.consumers_of(*groups))
+        """Collect the statistics of `groups` that are missing, in as few passes as fit.
+
+        This rank executes all batches, so that other ranks need not call it too.
+        """
+        self._collect_consumers(self.statistics.consumers_of(*groups), World())
 
     def group_statistics(self, group: Group) -> GroupStatistics:
         """Return the collected statistics of one group, as selectors use them."""

@@ -1,9 +1,8 @@
 """The processes of a run: which of them computes a unit of work, and the exchange of results.
 
-All ranks execute the same program on the same images. Independent units, such as the ranking of a
-group, are computed by one rank each, which sends the result to the others. A unit is the same on
-every rank, so results do not depend on the number of ranks. Sums over images depend on it only by
-rounding in double precision.
+All ranks execute the same program. Independent units, such as the ranking of a group, are computed
+by one rank each, which sends the result to the others. Sums over images are added in the order of
+the ranks, so that they depend on the number of ranks only by rounding in double precision.
 """
 
 import io

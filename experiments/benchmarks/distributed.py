@@ -33,7 +33,7 @@ from entrim.planning.workload import DOUBLE, RIDGE_SOLVES
 from experiments.benchmarks.record import Ledger, check_line, has_weights, table, write
 from experiments.benchmarks.scale import Case, load
 
-NETWORKS = ("cifar10_resnet56", "cifar10_vgg16")
+NETWORKS, SMALL = ("cifar10_resnet56", "cifar10_vgg16"), "cifar10_resnet20"
 SETTINGS = ((1, 1), (2, 1), (1, 2))
 """Ranks, and threads of each."""
 DIVIDED = ("collect", "sensitivity", "reconstruct")
@@ -269,8 +269,8 @@ def model_section(point: Mapping[str, Any], bandwidth: float) -> str:
     return "\n\n".join(
         [
             f"## Model: ResNet-50, {MANY:,} images of 224 x 224, one thread per rank",
-            "Not measured. Hours from the counted operations of every stage (`entrim.planning`), at "
-            f"the rates measured on {FEW} images in one process: "
+            "Not measured. Hours from the counted operations of every stage (`entrim.planning`), "
+            f"at the rates measured on {FEW} images in one process: "
             + ", ".join(f"{stage} {measured[stage]:.0f} s" for stage in DIVIDED)
             + ". Work is divided evenly; linear systems, the trace and the ranking are repeated on "
             f"every rank. Each other rank sends {many['bytes'] / 1e9:.1f} GB to the first one, at "
@@ -299,7 +299,7 @@ def main(parts: Sequence[str]) -> None:
                 lambda s=setting, n=network: measure(*s, n, IMAGES),
             )
     if not parts or "overhead" in parts:
-        ledger.point("overhead", lambda: run_ranks(1, 1, "overhead", NETWORKS[0])[0])
+        ledger.point("overhead", lambda: run_ranks(1, 1, "overhead", SMALL)[0])
     if not parts or "model" in parts:
         ledger.point("bandwidth", lambda: run_ranks(2, 1, "bandwidth")[1])
         ledger.point(LARGE, measure_model)
@@ -311,8 +311,8 @@ def main(parts: Sequence[str]) -> None:
 def sections(points: Points) -> list[str]:
     """Return the sections of the record."""
     found = [
-        f"A pruner with all defaults prunes to half of the MACs on {IMAGES} images. Every rank is a "
-        "process of its own; `2 x 1` are two ranks with one thread each. Columns: seconds by the "
+        f"A pruner with all defaults prunes to half of the MACs on {IMAGES} images. Every rank is "
+        "a process of its own; `2 x 1` are two ranks with one thread each. Columns: seconds by the "
         "clock, and processor seconds of the busiest rank. **Other programs used the two cores at "
         "the same time**, so that seconds by the clock contain waiting for a core and say little; "
         "processor seconds do not, but they rise too when programs share caches and memory. "
@@ -323,7 +323,7 @@ def sections(points: Points) -> list[str]:
         point = points["overhead"]
         line = check_line(
             f"`entrim.distributed` takes {point['seconds']} of {point['run']} s, "
-            f"{point['share']:.4%}, in a profile of {NETWORKS[0]} in a single process: below "
+            f"{point['share']:.4%}, in a profile of {SMALL} in a single process: below "
             f"{OVERHEAD:.0%}",
             point["share"] < OVERHEAD,
         )

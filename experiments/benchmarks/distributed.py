@@ -325,8 +325,8 @@ def main(parts: Sequence[str]) -> None:
 def sections(points: Points) -> list[str]:
     """Return the sections of the record."""
     found = [
-        f"A pruner with all defaults prunes to half of the MACs on {IMAGES} images, {FITTED}. Every "
-        "rank is a process of its own; `2 x 1` are two ranks with one thread each. Columns: "
+        f"A pruner with all defaults prunes to half of the MACs on {IMAGES} images, {FITTED}. "
+        "Every rank is a process of its own; `2 x 1` are two ranks with one thread each. Columns: "
         "seconds by the clock, and processor seconds of the busiest rank; those of two threads are "
         "the sum of both."
     ]

@@ -192,8 +192,9 @@ def columns_of(channels: Int[Tensor, " k"], block: int) -> Int[Tensor, " n1"]:
 
 def upper_triangle(matrix: Float[Tensor, "*batch n n"]) -> list[Tensor]:
     """Return the blocks of rows of a symmetric matrix, without most of the lower triangle."""
-    starts = range(0, matrix.shape[-1], _BLOCK)
-    return [matrix[..., start : start + _BLOCK, start:].contiguous() for start in starts]
+    starts, form = range(0, matrix.shape[-1], _BLOCK), torch.contiguous_format
+    parts = (matrix[..., start : start + _BLOCK, start:] for start in starts)
+    return [part.clone(memory_format=form) for part in parts]  # a view would be pickled entirely
 
 
 def symmetric_matrix(upper: Sequence[Tensor]) -> Float[Tensor, "*batch n n"]:

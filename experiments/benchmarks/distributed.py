@@ -124,7 +124,8 @@ WORKS = {"overhead": measure_overhead, "bandwidth": measure_bandwidth}
 
 def run_ranks(size: int, threads: int, *work: object) -> list[dict[str, Any]]:
     """Return what each of several processes prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    limits = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {**os.environ, **limits}
     with tempfile.TemporaryDirectory() as folder:
         given = (size, threads, Path(folder, "store"), *work)
         running = [

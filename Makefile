@@ -7,7 +7,7 @@ LIGHT := .venv/.light
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick coverage check docs fuzz format reproduce bench wheel
+.PHONY: help demo test slow quick coverage check docs fuzz format reproduce bench wheel
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -26,14 +26,17 @@ $(READY): $(LIGHT)
 demo: $(LIGHT) ## train a small CNN on the digits of scikit-learn, prune it without labels, print a table
 	$(BIN)/entrim demo
 
-test: $(READY) ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+test: $(READY) ## run the tests, except the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m "not slow"
+
+slow: $(READY) ## run the slow tests: processes that are killed, a compiler, other libraries
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m slow
 
 QUICK := tests/regression tests/entropic tests/selection tests/calibration tests/allocation \
   tests/spartan/test_steps.py tests/spartan/test_descent.py \
   $(addprefix tests/surgery/test_, kinds.py plan.py surgery.py)
 quick: $(READY) ## run the tests of the numerical results in at most 90 seconds
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 $(QUICK) --ignore tests/entropic/test_oracle.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 -m "not slow" $(QUICK) --ignore tests/entropic/test_oracle.py
 
 TESTS ?=
 coverage: $(READY) ## run the tests, or TESTS=tests/entropic, and report the executed lines of the package

@@ -27,13 +27,13 @@ def test_an_onnx_file_is_inspected_pruned_distilled_compared_and_reported(
     done = command("sparsify", "net.onnx", "--width", "0.5", *how, "small")
     assert done.code == 0, done.err
     assert json.loads(done.out)["onnx"] == "small/pruned.onnx"
-    better = command("distill", "small", "--epochs", "1", *how, "better")
+    better = command("distill", "small", "--epochs", "1", *how, "better-onnx")
     assert better.code == 0, better.err
-    assert "net.onnx" in command("compare", "small", "better").out
+    assert "net.onnx" in command("compare", "small", "better-onnx").out
     (workshop / "small" / "report.html").unlink()
     assert command("report", "small").code == 0
     assert "net.onnx" in (workshop / "small" / "report.html").read_text()
-    for folder in ("small", "better"):
+    for folder in ("small", "better-onnx"):
         small = entrim.load(entrim.onnx.load(workshop / "net.onnx"), workshop / folder)
         session = onnxruntime.InferenceSession(str(workshop / folder / "pruned.onnx"))
         found = torch.from_numpy(session.run(None, {"images": x.numpy()})[0])

@@ -58,6 +58,7 @@ run(Path(sys.argv[1]), stop=stop)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills by signal")
 def test_a_killed_training_continues_with_the_same_result(tmp_path: Path) -> None:
     folder, path = tmp_path / "run", os.pathsep.join(map(str, (ROOT / "src", ROOT)))

@@ -39,9 +39,12 @@ def test_an_interrupted_trial_does_not_count(tmp_path: Path) -> None:
     options: dict[str, Any] = {"storage": tmp_path / "search.log", "early_stop": None}
     with pytest.raises(KeyboardInterrupt):
         run_search(score, **options)
+    with options["storage"].open("a") as stream:
+        stream.write('{"op_code":9,"worker_id":"x')  # a line that was being written
     numbers = {t.number for t in run_search(**options).record.trials}
     assert len(numbers) == 6
     assert len(set(range(1, 8)) - numbers) == 1
+    assert all(json.loads(line) for line in options["storage"].read_text().splitlines())
 
 
 CHILD = """
@@ -72,6 +75,7 @@ def child(file: Path, trials: int, dies_at: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills by signal")
 def test_a_killed_search_continues_and_its_incomplete_line_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
@@ -113,6 +117,7 @@ def test_an_old_trial_without_a_process_is_dropped(
         monkeypatch.setattr(study, "PATIENCE", timedelta(0))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_trials_of_one_file(tmp_path: Path) -> None:
     file = tmp_path / "search.log"
     both = [child(file, 14, dies_at=0) for _ in range(2)]

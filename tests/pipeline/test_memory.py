@@ -6,6 +6,7 @@ import sys
 import textwrap
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,6 +18,7 @@ from entrim.reconstruction.sequential import batch_counts
 MIB = 2**20
 PROGRAM = """
 import json, resource, warnings
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -57,6 +59,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
 
 
+@pytest.mark.slow
 def test_the_peak_memory_is_bounded_for_any_number_of_images() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=True

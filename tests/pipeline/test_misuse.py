@@ -193,6 +193,12 @@ def test_values_of_wrong_types_are_refused_with_one_sentence(
     assert messages[call].startswith(f"BadSettingError: {WRONG_TYPES[call]}")
 
 
+def test_a_network_without_trained_weights_is_reported() -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 2)).eval()
+    with pytest.warns(CalibrationWarning, match="the network seems untrained, because its Batch"):
+        entrim.sparsify(model, 20 * torch.randn(100, 8), entrim.Widths(0.5))
+
+
 @pytest.mark.parametrize(("scale", "offset"), [(20.0, 50.0), (0.5, 0.0), (1.0, 3.0)])
 def test_images_unlike_those_of_the_training_are_reported(scale: float, offset: float) -> None:
     x = images(100, 3, 8, 8)

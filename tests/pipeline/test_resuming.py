@@ -194,6 +194,7 @@ run(Path(sys.argv[1]), Kill(), **RUNS["budget"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills by signal")
 def test_a_killed_run_restores_its_finished_units_and_computes_the_same_result(
     tmp_path: Path, counts: Counter[str]

@@ -114,6 +114,7 @@ def folder() -> Iterator[Path]:
         yield Path(name) / "small"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True], ids=["over a save", "first save"])
 def test_a_kill_at_a_random_time_leaves_the_old_or_the_new_network(
     context: Any, folder: Path, first: bool

@@ -28,7 +28,9 @@ COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor need
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=COMPILER)])
+@pytest.mark.parametrize(
+    "backend", ["eager", pytest.param("inductor", marks=[COMPILER, pytest.mark.slow])]
+)
 def test_it_can_be_compiled(small: nn.Module, images: Tensor, backend: str) -> None:
     with torch.no_grad():
         compiled = torch.compile(small, backend=backend, fullgraph=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor, fx, nn
@@ -52,6 +52,18 @@ class Term:
         if self.block is not None and widths[self.block] == 0:
             return 0
         return math.prod(length.at(widths) for length in self.lengths)
+
+    def __add__(self, other: "Term") -> "Term":
+        """Return the sum of two terms of equal lengths in the same block."""
+        kinds = {**self.each, **other.each}
+        each = {kind: self.each.get(kind, 0) + other.each.get(kind, 0) for kind in kinds}
+        return replace(self, each=each, tensor="")
+
+    def simplified(self) -> "Term":
+        """Return the term with fixed lengths multiplied into the cost of each element."""
+        fixed = math.prod(length.fixed for length in self.lengths if not length.units)
+        each = {kind: price * fixed for kind, price in self.each.items()}
+        return replace(self, each=each, lengths=tuple(one for one in self.lengths if one.units))
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class Costs:
 
     def at(self, widths: Widths) -> dict[str, int | float]:
         """Return all costs at `widths`, which must contain every group."""
-        total = _sum(self.terms, widths)
+        total = _sum(self._merged, widths)
         return {kind: value + self.rest.get(kind, 0.0) for kind, value in total.items()}
 
     def of_groups(self, names: Sequence[str], widths: Widths) -> dict[str, int | float]:
@@ -116,12 +128,17 @@ class Costs:
         if chosen not in self._dependencies:
             terms = {id(term): term for name in chosen for term in self.terms_of.get(name, [])}
             groups = {group for term in terms.values() for group in term.groups}
-            self._dependencies[chosen] = list(terms.values()), sorted(groups)
+            self._dependencies[chosen] = merge(list(terms.values())), sorted(groups)
         terms, groups = self._dependencies[chosen]
         key = chosen, tuple(widths[group] for group in groups)
         if key not in self._computed:
             self._computed[key] = _sum(terms, widths)
         return self._computed[key]
+
+    @cached_property
+    def _merged(self) -> list[Term]:
+        """All terms, those of equal lengths as one."""
+        return merge(self.terms)
 
     @cached_property
     def _dependencies(self) -> dict[tuple[str, ...], tuple[list[Term], list[str]]]:
@@ -132,6 +149,16 @@ class Costs:
     def _computed(self) -> dict[object, dict[str, int | float]]:
         """Costs by groups and widths."""
         return {}
+
+
+def merge(terms: Sequence[Term]) -> list[Term]:
+    """Return terms with the same sum, one for all with equal lengths in the same block."""
+    found: dict[object, Term] = {}
+    for term in map(Term.simplified, terms):
+        lengths = tuple((one.fixed, tuple(sorted(one.units.items()))) for one in term.lengths)
+        key = term.block, tuple(sorted(lengths))
+        found[key] = found[key] + term if key in found else term
+    return list(found.values())
 
 
 def _sum(terms: Sequence[Term], widths: Widths) -> dict[str, int | float]:

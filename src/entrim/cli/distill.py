@@ -21,12 +21,11 @@ from entrim.cli.run_dir import (
     explain_interruption,
     next_command,
     read_source,
-    render_onnx,
     require_run,
     reserve,
     result_summary,
+    save_run,
     saved_note,
-    write_onnx,
     write_report,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
@@ -135,9 +134,7 @@ def run(args: Namespace) -> int:
         pruned = SparsifyResult.load(model, args.folder)
         images, metric = read_images(args, model), optional_metric(args, model)
         better = add_scores(_distill(args, pruned, images, distillation, checkpoints), metric)
-        better, content = render_onnx(better, place)
-        better.save(place)
-        write_onnx(content, place)
+        better = save_run(better, place)
         page = write_report(place, args, source=Path(args.folder))
         checkpoints.remove()
     if args.json:

@@ -257,6 +257,14 @@ def write_onnx(content: bytes, place: Path) -> None:
         (place / ONNX).unlink(missing_ok=True)
 
 
+def save_run(result: SparsifyResult, place: Path) -> SparsifyResult:
+    """Save a network, and its ONNX file if MODEL is one; return it with the complete record."""
+    result, content = render_onnx(result, place)
+    result.save(place)
+    write_onnx(content, place)
+    return result
+
+
 def saved_note(result: SparsifyResult, place: Path, page: Path) -> str:
     """Return where the network was saved."""
     saved, parity = f"saved in {place}, report {page}", result.record.proof.get("onnx")

@@ -49,6 +49,7 @@ from entrim.cli.run_dir import (
     render_onnx,
     reserve,
     result_summary,
+    save_run,
     saved_note,
     split_sizes,
     write_onnx,
@@ -333,10 +334,7 @@ def _run_sizes(args: Namespace) -> int:
         ):
             for run, found in sizes:
                 progress.print_heading(run.out)
-                small = add_scores(pruner.prune(found["budget"]), metric)
-                small, content = render_onnx(small, Path(run.out))
-                small.save(run.out)
-                write_onnx(content, Path(run.out))
+                save_run(add_scores(pruner.prune(found["budget"]), metric), Path(run.out))
                 write_report(Path(run.out), run)
         folders = [run.out for run, _ in sizes]
         comparison = RunComparison(headings_of(folders), tuple(map(read, folders)))

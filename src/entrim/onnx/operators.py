@@ -614,11 +614,11 @@ def _gather_elements(call: NodeInputs) -> Tensor:
 
 
 def _grid_sample(call: NodeInputs) -> Tensor:
-    mode = call.attributes.get("mode", "bilinear")
+    modes = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
     return F.grid_sample(
         call.x,
         call.inputs[1],
-        {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
+        modes.get(call.attributes.get("mode", "linear"), "bilinear"),
         call.attributes.get("padding_mode", "zeros"),
         bool(call.attributes.get("align_corners", 0)),
     )
@@ -673,8 +673,11 @@ def _resize(call: NodeInputs) -> Tensor:
         if mode == "cubic" or call.attributes.get("antialias", 0):
             raise call.unsupported(f"with {coordinates} coordinates, cubic or with antialiasing")
         return _resize_axes(call, sizes, factors, (mode, coordinates, rounding))
-    options: dict[str, Any] = {"size": sizes}
-    if call.get(3) is None:
+    wanted = None if old else call.get(3)
+    options: dict[str, Any]
+    if wanted is not None and wanted.size:
+        options = {"size": sizes}
+    else:
         options = {"scale_factor": factors, "recompute_scale_factor": False}
     if mode != "nearest":
         options["align_corners"] = coordinates == "align_corners"
@@ -686,11 +689,12 @@ def _resize(call: NodeInputs) -> Tensor:
 def _resized(call: NodeInputs, old: bool) -> tuple[list[Any], list[Any]]:
     """Return new sizes of the spatial dimensions, and their ratios to the old ones."""
     scales, sizes = call.get(1 if old else 2), None if old else call.get(3)
-    if scales is None and sizes is None:
-        scales = as_size(call.attributes["scales"])
+    given = sizes if sizes is not None and sizes.size else scales
+    if given is None:
+        given = as_size(call.attributes["scales"])
     if call.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise call.unsupported("with a fixed aspect ratio")
-    shape, given = call.x.shape, sizes if sizes is not None and sizes.size else scales
+    shape = call.x.shape
     axes = [axis % len(shape) for axis in call.attributes.get("axes", range(len(shape)))]
     found = dict(zip(axes, given.reshape(-1), strict=True))
     if given is sizes:

@@ -720,10 +720,10 @@ def _is_native(mode: str, coordinates: str, rounding: str, factors: Sequence[flo
 
 
 def _resize_axes(
-    call: NodeInputs, sizes: Sequence[int], factors: Sequence[float], how: tuple[str, str, str]
+    call: NodeInputs, sizes: Sequence[int], factors: Sequence[float], method: tuple[str, str, str]
 ) -> Tensor:
     """Interpolate one dimension after the other, as ONNX defines it."""
-    mode, coordinates, rounding = how
+    mode, coordinates, rounding = method
     x = call.x
     rounded = {
         "floor": np.floor,

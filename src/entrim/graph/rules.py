@@ -257,8 +257,11 @@ def roll(call: OpCall) -> Result:
 
 def index_select(call: OpCall) -> Result:
     """Apply the rule of a selection of positions; a selection of channels is frozen."""
+    dim, node = call.get("dim") % len(call.shape), call.node.args[0]
+    if dim == 0 and isinstance(node, fx.Node):
+        call.state.stored_along(node, 1)  # rows of a table
     x = call.value()
-    if x.axis is None or x.axis == call.get("dim") % len(x.shape):
+    if x.axis in (None, dim):
         return call.state.freeze_call(call, f"{call.node.name} selects single channels")
     return ChannelLayout(call.shape, x.axis, x.ids)
 

@@ -75,9 +75,10 @@ BEFORE = {"cifar10_resnet20": 72, "cifar10_resnet56": 70, "cifar10_vgg16": 60}
 """Forward passes of a run before positions were sampled and widths interpolated."""
 TARGETS = {"imagenet_resnet50": 20}
 USUAL_TARGET = 25
-VERSION = 2
+VERSION = 3
 """Version of the costs: 1 before channels-last execution, mirror images by default and fewer images
-for the sensitivity. Points of the ledger keep the version with which they were measured."""
+for the sensitivity; 2 before fewer rows of wide layers and one factorization for all rounds of a
+layer. Points of the ledger keep the version with which they were measured."""
 MANY = 5000
 """Number of images of 224 x 224 of the run whose memory is measured."""
 
@@ -277,9 +278,9 @@ def network_table(points: Points) -> str:
     return table(head, rows)
 
 
-def keys_of(case: Case) -> tuple[str, str]:
-    """Return the keys of the points of the first version and of this one."""
-    return f"{case.key}, version 1", case.key
+def keys_of(case: Case) -> list[str]:
+    """Return the keys of the points of all versions, the newest last."""
+    return [*(f"{case.key}, version {number}" for number in range(1, VERSION)), case.key]
 
 
 def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequence[int]) -> str:
@@ -287,7 +288,10 @@ def growth_table(points: Points, cases: Sequence[Case], name: str, sizes: Sequen
 
     Stages are in passes of the same process, because the load differs between processes.
     """
-    newest = [points.get(case.key, points.get(keys_of(case)[0])) for case in cases]
+    newest = [
+        next((points[key] for key in reversed(keys_of(case)) if key in points), None)
+        for case in cases
+    ]
     known = [(size, point) for size, point in zip(sizes, newest, strict=True) if point is not None]
     columns: dict[str, list[float]] = {
         "one pass, s": [point["pass cpu seconds"] for _, point in known],

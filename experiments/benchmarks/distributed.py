@@ -318,9 +318,8 @@ def main(parts: Sequence[str]) -> None:
     if not parts or "model" in parts:
         ledger.point("bandwidth", lambda: run_ranks(2, 1, "bandwidth")[1])
         ledger.point(LARGE, measure_model)
-    print(
-        write("distributed", "python -m experiments bench distributed", sections(ledger.points()))
-    )
+    command = "python -m experiments bench distributed"
+    print(write("distributed", command, sections(ledger.points()), LOAD))
 
 
 def sections(points: Points) -> list[str]:

@@ -247,6 +247,14 @@ def test_unsuitable_files_are_refused_with_a_remedy(name: str, tmp_path: Path) -
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
+def test_sequences_as_outputs_are_refused(tmp_path: Path) -> None:
+    model = after_conv(helper.make_node("SplitToSequence", ["c"], ["y"], axis=1))
+    value = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    model.graph.output[0].CopyFrom(value)
+    with pytest.raises(OnnxError, match="the output 'y' is a sequence: export single tensors"):
+        entrim.onnx.load(write(model, tmp_path / "net.onnx"))
+
+
 def test_control_flow_is_refused(tmp_path: Path) -> None:
     branch = helper.make_graph(
         [helper.make_node("Relu", ["c"], ["r"])],

@@ -150,6 +150,9 @@ class _Import:
                 self._add(number, node)
         for name in self.outputs & self.folded.arrays.keys():
             raise OnnxError(f"the output {name!r} is constant: remove it from the file")
+        for name in self.outputs:
+            if isinstance(self.values.get(name), tuple):
+                raise OnnxError(f"the output {name!r} is a sequence: export single tensors")
         return self.model
 
     def _add(self, number: int, node: Any) -> None:

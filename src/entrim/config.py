@@ -476,6 +476,9 @@ class Calibration:
     batch_to_inputs : callable, optional
         Converts one batch of a custom data loader to the inputs of the network: a tensor, or a
         dict of keyword arguments.
+    sharded : bool, default False
+        Under `torch.distributed`: whether every rank passes images of its own. All ranks then use
+        the images of all. By default, all ranks pass the same images.
     holdout : float or int, optional
         Share (float) or number (int) of the images that are not used for pruning: the agreement,
         the KL divergence and the error of the result are measured on them. By default one tenth,
@@ -517,6 +520,7 @@ class Calibration:
 
     batch_size: int = BATCH_SIZE
     batch_to_inputs: BatchToInputs | None = None
+    sharded: bool = False
     holdout: Number | None = None
     outputs: str | Sequence[str] = "auto"
     sensitivity: Sensitivity | None = None
@@ -552,6 +556,8 @@ class Calibration:
             _check_count("n_positions", self.n_positions)
         if not isinstance(self.n_bootstrap, int) or self.n_bootstrap < 0:
             raise BadSettingError(f"n_bootstrap must be 0 or positive, got {self.n_bootstrap!r}")
+        if not isinstance(self.sharded, bool):
+            raise BadSettingError(f"sharded must be True or False, got {self.sharded!r}")
         for name in ("batch_to_inputs", "sensitivity"):
             value = getattr(self, name)
             if value is not None and not callable(value):

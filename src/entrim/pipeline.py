@@ -1,6 +1,7 @@
 """The complete pipeline: `Pruner` collects statistics once and prunes to any number of targets."""
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -195,6 +196,8 @@ class Pruner:
             store=TensorStore(calibration.memory_limit // 2, self.scratch),
             batch_size=calibration.batch_size,
             batch_to_inputs=calibration.batch_to_inputs,
+            world=self.world,
+            sharded=calibration.sharded,
         )
         if self.images.count == 1:
             raise BadImagesError("there is only one image: pass a few hundred")
@@ -264,6 +267,7 @@ class Pruner:
             identity = {} if self.checkpoints.folder is None and alone else self._identity
             self.world.check_equal({**identity, "target": str(to_plain(target))})
             with self.checkpoints.open(identity) as finished:
+                begin = time.perf_counter()
                 self._expect(target)
                 if finished:
                     self.progress.step("resume", "interrupted run", finished, finished, "restored")
@@ -272,6 +276,7 @@ class Pruner:
                 pruned = self.apply(selection)
                 if not pruned.plan.kept and not pruned.plan.removed_blocks:
                     self._warn_nothing_pruned(target, selection)
+                self.progress.notes += self.world.traffic.notes(time.perf_counter() - begin)
                 return self._result(target, selection, stability, pruned)
 
     def _expect(self, target: Target | None) -> None:
@@ -407,7 +412,7 @@ class Pruner:
             for number, group in enumerate(groups)
             if known[group.name] is None and self.world.owns(number)
         ]
-        self.collect(own)
+        self._collect_consumers(self.statistics.consumers_of(*own))
         report = self._steps("select", self.workload.selection(groups, targets))
         with self.progress.stage("select"):
             restored = [(name, one) for name, one in known.items() if one is not None]
@@ -472,8 +477,11 @@ class Pruner:
         return found
 
     def collect(self, groups: Iterable[Group]) -> None:
-        """Collect the statistics of `groups` that are missing, in as few passes as fit."""
-        self._collect_consumers(self.statistics.consumers_of(*groups))
+        """Collect the statistics of `groups` that are missing, in as few passes as fit.
+
+        This rank executes all batches, so that other ranks need not call it too.
+        """
+        self._collect_consumers(self.statistics.consumers_of(*groups), World())
 
     def group_statistics(self, group: Group) -> GroupStatistics:
         """Return the collected statistics of one group, as selectors use them."""
@@ -535,7 +543,7 @@ class Pruner:
             selection,
             self.reconstruction,
             forward=self.reconstruction_pass if forward is None else forward,
-            collect=self._collect_consumers,
+            collect=partial(self._collect_consumers, world=world),
             on_layer=on_layer,
             cached=cached,
             world=world,
@@ -626,20 +634,24 @@ class Pruner:
                     for group in groups
                 }
 
-    def _collect_consumers(self, consumers: Iterable[BoundConsumer]) -> None:
-        missing = self.statistics.missing(consumers)
-        collection = self.statistics.collection
-        sizes, images = collection.batch_sizes, collection.images
-        passes = [work.total for work in self.workload.collect(missing)]
-        works = [each * size / images for each in passes for size in sizes]
-        finished = list(accumulate(works))
-
-        def on_batch(done: int, total: int) -> None:
-            work = finished[done - 1], finished[-1]
-            self.progress.step("collect", f"batch {done}", done, total, work=work)
-
+    def _collect_consumers(
+        self, consumers: Iterable[BoundConsumer], world: World | None = None
+    ) -> None:
+        """Collect missing statistics, together with the ranks of `world`, by default all."""
+        together = self.world if world is None else world
+        wanted, collection = list(consumers), self.statistics.collection
         with self.progress.stage("collect"):
-            self.statistics.collect(missing, on_batch)
+            needed = self.statistics.ranks_that_need(wanted, together)
+            readers = [self.statistics.consumers[layer] for layer in needed]
+            passes = [work.total for work in self.workload.collect(readers)]
+            sizes, images = collection.batch_sizes, collection.images
+            finished = list(accumulate(each * size / images for each in passes for size in sizes))
+
+            def on_batch(done: int, total: int) -> None:
+                work = finished[-(-done * len(finished) // total) - 1], finished[-1]
+                self.progress.step("collect", f"batch {done}", done, total, work=work)
+
+            self.statistics.collect_for(needed, on_batch, together)
 
     def _statistics_on(self, images: CalibrationData, seed: int | None) -> LayerStatistics:
         """Return empty statistics on `images`, and on their mirror images if there are few."""

@@ -237,7 +237,8 @@ class Record:
     before: Size
     after: Size
     proof: Mapping[str, float]
-    """Largest relative differences of the sliced and the final network, and the tolerance."""
+    """Largest relative differences of the sliced and the final network, and the tolerance; on the
+    command line also that of the written ONNX file in onnxruntime, "onnx"."""
     seconds: Mapping[str, float]
     """Seconds by stage."""
     notes: tuple[str, ...]

@@ -33,7 +33,12 @@ def test_an_onnx_file_is_inspected_pruned_distilled_compared_and_reported(
     (workshop / "small" / "report.html").unlink()
     assert command("report", "small").code == 0
     assert "net.onnx" in (workshop / "small" / "report.html").read_text()
+    assert "In onnxruntime, the outputs of the ONNX file differ by" in (
+        (workshop / "small" / "report.html").read_text()
+    )
     for folder in ("small", "better-onnx"):
+        record = json.loads((workshop / folder / "entrim.json").read_text())["record"]
+        assert 0 <= record["proof"]["onnx"] < 1e-4
         small = entrim.load(entrim.onnx.load(workshop / "net.onnx"), workshop / folder)
         session = onnxruntime.InferenceSession(str(workshop / folder / "pruned.onnx"))
         found = torch.from_numpy(session.run(None, {"images": x.numpy()})[0])

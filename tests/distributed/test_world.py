@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import entrim
-from entrim.distributed.world import World
-from entrim.errors import DistributedError
+from entrim.calibration.data import Images, read_images
+from entrim.distributed.world import Traffic, World
+from entrim.errors import BadImagesError, DistributedError
 from entrim.reconstruction import sequential
 from entrim.reconstruction.layer import LayerUpdate
 from entrim.selection.base import GroupStatistics
@@ -104,6 +106,45 @@ def refused_differences(rank: int) -> list[str]:
     return errors
 
 
+class Numbers(Dataset[Tensor]):
+    """Images with their numbers, and the numbers that this process has read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, number: int) -> Tensor:
+        self.read.append(number)
+        return torch.full((2,), float(number))
+
+
+def read_numbers(images: Images, size: int = 50, **options: Any) -> list[int]:
+    """Return the numbers of the images that this rank obtains together with the others."""
+    data = read_images(images, None, batch_size=8, world=World.current(), **options)
+    batch = data.batch(slice(0, size))
+    assert isinstance(batch, Tensor)
+    return batch[:, 0].int().tolist()
+
+
+def read_together(rank: int) -> dict[str, Any]:
+    """Return the images that this rank reads and obtains from different sources."""
+    dataset, shuffled = Numbers(), Numbers()
+    every = torch.arange(50.0)[:, None].expand(-1, 2).contiguous()
+    torch.manual_seed(rank)
+    found: dict[str, Any] = {
+        "dataset": read_numbers(dataset),
+        "loader": read_numbers(DataLoader(shuffled, batch_size=7, shuffle=True)),
+        "own": [dataset.read, shuffled.read],
+    }
+    parts = every[:4].split(3), every[4:4], every[4:11].split(2)
+    found["shards"] = read_numbers(parts[rank], 11, sharded=True)
+    with pytest.raises(BadImagesError, match="without it") as caught:
+        read_numbers(DataLoader(dataset, sampler=DistributedSampler(dataset)))
+    return found | {"sampler": str(caught.value)}
+
+
 def failure_of_a_unit(rank: int) -> str:
     """Return the error of a run in which a unit of rank 1 fails."""
     if rank == 1:
@@ -129,7 +170,8 @@ def run_pair(rank: int, folder: Path) -> dict[str, Any]:
 
 def run_three(rank: int, folder: Path) -> dict[str, Any]:
     """Prune; then rank 1 is killed while it measures a sensitivity."""
-    found = {"results": prune_all()}
+    found: dict[str, Any] = {"results": prune_all(), **read_together(rank)}
+    torch.save(found, folder / f"{rank}.pt")  # rank 1 does not return
     if rank == 1:
         events["measure"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
     begin = time.perf_counter()
@@ -254,10 +296,33 @@ def test_killed_rank_ends_the_others_and_is_named(
 ) -> None:
     found, _ = three
     assert "error" in found[0]
-    assert found.keys() == {0, 2}
+    assert "error" not in found[1]
     for rank in (0, 2):
         assert found[rank]["error"].startswith("rank 1 ended, or did not answer in time: ")
         assert found[rank]["seconds"] < LIMIT / 2
+
+
+@pytest.mark.slow
+def test_every_image_of_a_dataset_is_read_by_one_rank(
+    three: tuple[dict[int, dict[str, Any]], Path],
+) -> None:
+    found = three[0]
+    for rank in range(3):
+        assert found[rank]["dataset"] == list(range(50))
+        assert found[rank]["loader"] == found[0]["loader"] != list(range(50))
+    for source in range(2):
+        read = [number for rank in range(3) for number in found[rank]["own"][source]]
+        assert sorted(read) == list(range(50))
+        assert all(len(found[rank]["own"][source]) < 50 for rank in range(3))
+
+
+@pytest.mark.slow
+def test_uneven_and_empty_shards_are_used_by_all_ranks(
+    three: tuple[dict[int, dict[str, Any]], Path],
+) -> None:
+    orders = [three[0][rank]["shards"] for rank in range(3)]
+    assert orders[0] == orders[1] == orders[2]
+    assert sorted(orders[0]) == list(range(11))
 
 
 @pytest.mark.slow
@@ -295,3 +360,16 @@ def test_a_single_process_communicates_nothing() -> None:
     assert world.from_root(lambda: 3) == 3
     world.check_equal({"a": "b"})
     assert all(world.owns(number) for number in range(5))
+
+
+def test_a_rank_that_the_others_wait_for_is_named() -> None:
+    traffic = Traffic()
+    traffic.add([1.0, 2.0, 1.5])
+    assert traffic.notes(100) == []
+    for _ in range(2):
+        traffic.add([1.0, 10.0, 1.5])
+    assert traffic.notes(100) == [
+        "the other ranks waited 17 of 100 s for rank 1: its machine may be slower, or run other "
+        "programs"
+    ]
+    assert traffic.notes(100) == []

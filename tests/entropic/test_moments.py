@@ -1,5 +1,7 @@
 """Moments are sums over rows: exact, additive, and independent of the dtype."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -155,3 +157,13 @@ def test_moments_of_different_layers_cannot_be_added():
         sum([layer_moments(7), layer_moments(7, outputs=2)])
     with pytest.raises(TypeError):
         sum([layer_moments(7)], start=1)  # type: ignore[arg-type]
+
+
+def test_moments_are_pickled_without_the_lower_triangle() -> None:
+    moments = Moments.of(torch.randn(50, 600), torch.randn(50, 2), block=3)
+    content = pickle.dumps(moments)
+    again = pickle.loads(content)
+    assert len(content) < 0.75 * moments.gram_sum.nbytes
+    assert (again.count, again.block, again.target_sum_sq) == (50, 3, moments.target_sum_sq)
+    torch.testing.assert_close(again.gram_sum, moments.gram_sum, rtol=1e-12, atol=1e-12)
+    assert torch.equal(again.cross_sum, moments.cross_sum)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from entrim.distributed.world import World
 from entrim.errors import BadSettingError, MissingExtraError, SearchError
 from tests.hpo.digits import accuracy, run_search
 
@@ -80,6 +81,12 @@ def test_a_score_that_fails_for_the_original_is_refused_immediately(bad: Any) ->
 def test_invalid_options_are_refused_with_a_remedy(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadSettingError, match=sentence):
         run_search(**options)
+
+
+def test_a_search_in_a_process_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "current", lambda: World(1, 2))
+    with pytest.raises(BadSettingError, match=r"without torchrun and with the same storage="):
+        run_search()
 
 
 def test_a_score_that_cannot_be_called_is_refused() -> None:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import entrim.onnx
 from entrim.errors import OnnxError
+from entrim.onnx import operators
 from tests.onnx.files import graph, kernel, write
 from tests.pipeline.networks import Residual
 
@@ -82,7 +83,62 @@ OPERATORS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"s": ints(0, 1, 1, 4).reshape(2, 2)},
     ),
     "Transpose": (helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]), {}),
+    "GatherElements": (
+        helper.make_node("GatherElements", ["c", "s"], ["y"], axis=3),
+        {"s": np.full((2, 6, 8, 2), -1, np.int64)},
+    ),
+    "ScatterND": (
+        helper.make_node("ScatterND", ["c", "s", "u"], ["y"]),
+        {"s": ints(0, 1, 1, 4).reshape(2, 2), "u": np.ones((2, 8, 8), np.float32)},
+    ),
+    "GridSample": (
+        helper.make_node("GridSample", ["c", "s"], ["y"]),
+        {"s": np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 2, 3, 2)},
+    ),
+    "SAME ConvTranspose": (
+        helper.make_node("ConvTranspose", ["c", "v"], ["y"], strides=[2, 2], auto_pad="SAME_UPPER"),
+        {"v": kernel(6, 4)},
+    ),
+    "ConvTranspose to a size": (
+        helper.make_node("ConvTranspose", ["c", "v"], ["y"], strides=[2, 2], output_shape=[16, 16]),
+        {"v": kernel(6, 4)},
+    ),
+    "SAME AveragePool": (
+        helper.make_node("AveragePool", ["c"], ["y"], kernel_shape=[3, 2], auto_pad="SAME_LOWER"),
+        {},
+    ),
+    "Mean": (helper.make_node("Mean", ["c", "c", "c"], ["y"]), {}),
+    "Selu": (helper.make_node("Selu", ["c"], ["y"], alpha=2.0, gamma=3.0), {}),
+    "Shrink": (helper.make_node("Shrink", ["c"], ["y"], lambd=0.2, bias=0.1), {}),
+    "Mod": (
+        helper.make_node("Mod", ["c", "s"], ["y"], fmod=1),
+        {"s": np.array([0.3, 0.7], np.float32).reshape(2, 1, 1, 1)},
+    ),
+    "Log": (helper.make_node("Log", ["c"], ["y"]), {}),
+    "Trilu": (helper.make_node("Trilu", ["c"], ["y"], upper=0), {}),
+    "CumSum": (helper.make_node("CumSum", ["c", "s"], ["y"]), {"s": np.int64(1)}),
+    "Atan": (helper.make_node("Atan", ["c"], ["y"]), {}),
 }
+RESIZED = [
+    ("nearest", "half_pixel", "round_prefer_floor", (1, 1, 1.5, 0.7)),
+    ("nearest", "align_corners", "round_prefer_ceil", (1, 1, 2, 0.5)),
+    ("nearest", "tf_half_pixel_for_nn", "ceil", (1, 1, 2, 1.3)),
+    ("nearest", "asymmetric", "round_prefer_ceil", (1, 1, 3, 0.5)),
+    ("linear", "asymmetric", "floor", (1, 1, 2, 0.6)),
+    ("linear", "half_pixel_symmetric", "floor", (1, 1, 1.6, 2)),
+]
+for mode, coordinates, rounding, factors in RESIZED:
+    OPERATORS[f"Resize {mode} {coordinates}"] = (
+        helper.make_node(
+            "Resize",
+            ["c", "", "s"],
+            ["y"],
+            mode=mode,
+            coordinate_transformation_mode=coordinates,
+            nearest_mode=rounding,
+        ),
+        {"s": np.array(factors, np.float32)},
+    )
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -94,6 +150,39 @@ def test_operators_compute_what_onnxruntime_computes(name: str, tmp_path: Path) 
     )
     assert model.nodes.parity < 1e-5
     assert isinstance(model.get_submodule("first_conv"), torch.nn.Conv2d)
+
+
+@pytest.mark.parametrize(("operator", "inputs"), [("Less", ["s", "c"]), ("Shape", ["c"])])
+def test_numbers_before_tensors_and_sizes_as_outputs_are_computed(
+    operator: str, inputs: list[str], tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node(operator, inputs, ["b"]),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+    ]
+    file = write(after_conv(*nodes, s=np.asarray(np.float32(0.1))), tmp_path / "net.onnx")
+    assert entrim.onnx.load(file).nodes.parity == 0
+
+
+def test_a_resize_of_some_axes_is_read(tmp_path: Path) -> None:
+    node = helper.make_node("Resize", ["c", "", "", "s"], ["y"], axes=[3, 2])
+    model = entrim.onnx.load(
+        write(after_conv(node, s=ints(20, 12), opset=18), tmp_path / "net.onnx")
+    )
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 6, 12, 20)
+
+
+def test_a_difference_from_onnxruntime_names_the_first_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        helper.make_node("Relu", ["c"], ["d"], name="first relu"),
+        helper.make_node("Sigmoid", ["d"], ["e"], name="bad"),
+        helper.make_node("Relu", ["e"], ["y"]),
+    ]
+    monkeypatch.setitem(operators.OPERATORS, "Sigmoid", lambda call: call.x)
+    with pytest.raises(OnnxError, match=r"first at the node 'bad' \(Sigmoid\): export"):
+        entrim.onnx.load(write(after_conv(*nodes), tmp_path / "net.onnx"))
 
 
 def test_weights_in_constant_nodes_and_behind_transposes_are_found(tmp_path: Path) -> None:
@@ -156,6 +245,14 @@ def test_unsuitable_files_are_refused_with_a_remedy(name: str, tmp_path: Path) -
         entrim.onnx.load(file)
     assert "\n" not in str(caught.value)
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_sequences_as_outputs_are_refused(tmp_path: Path) -> None:
+    model = after_conv(helper.make_node("SplitToSequence", ["c"], ["y"], axis=1))
+    value = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    model.graph.output[0].CopyFrom(value)
+    with pytest.raises(OnnxError, match="the output 'y' is a sequence: export single tensors"):
+        entrim.onnx.load(write(model, tmp_path / "net.onnx"))
 
 
 def test_control_flow_is_refused(tmp_path: Path) -> None:

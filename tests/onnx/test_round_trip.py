@@ -27,8 +27,10 @@ NOT_EXPORTED = ("channel shuffle", "RMSNorm, shared by two calls", "permute and 
 NOT_EXPORTED += ("dict in, dict out",)
 """torch.onnx has no operator for the first two, writes an invalid Transpose for the third, and
 passes no keyword arguments to the fourth."""
-REFUSED = {"writing into slices": "ScatterND", "BatchNorm of the batch at hand": "training mode"}
-NOTHING_TO_CUT = ("attention", "attention with a bias for each head")
+REFUSED = {"BatchNorm of the batch at hand": "training mode"}
+NOTHING_TO_CUT = dict.fromkeys(
+    ("attention", "attention with a bias for each head"), "split_with_sizes"
+) | {"writing into slices": "index_put"}
 """A token and the places of the positions, which freeze channels, are constants in the file; the
 split into queries, keys and values is a Split without heads in it."""
 OTHER_GROUPS = ("sizes in the code", "split at a number in the code", "computed weights")
@@ -41,6 +43,7 @@ GroupNorm is a sequence of reshapes in it. A LayerNorm without a weight has a we
 file, so it can be pruned. The token of an attention is a constant that freezes channels."""
 NOT_PRUNED = (*NOT_EXPORTED, *REFUSED, *NOTHING_TO_CUT)
 EXPORTED = [name for name in KINDS if name not in NOT_PRUNED]
+ASYMMETRIC = {"coordinate_transformation_mode": "asymmetric"}
 SELECTED = ("residual", "concat", "depthwise", "grouped", "transposed", "chunk", "slice", "Conv1d")
 SELECTED += ("squeeze and excite", "learned scales", "BatchNorm without bias", "LayerNorm", "PReLU")
 SELECTED += ("Linear behind Flatten", "pixel shuffle", "padded shortcut", "shared weights")
@@ -133,9 +136,9 @@ def test_networks_that_entrim_does_not_import_are_refused(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", NOTHING_TO_CUT)
-def test_attention_with_one_layer_is_frozen_in_an_export(name: str, tmp_path: Path) -> None:
+def test_networks_that_are_frozen_in_an_export_are_imported(name: str, tmp_path: Path) -> None:
     _, exported, x = imported(name, tmp_path)
-    with pytest.raises(NothingToCutError, match="split_with_sizes"):
+    with pytest.raises(NothingToCutError, match=NOTHING_TO_CUT[name]):
         trace(exported, tensors(x))
 
 
@@ -243,6 +246,32 @@ def test_only_constants_differ_and_sizes_stay_dynamic(files: tuple[nn.Module, Pa
         assert getattr(before, field) == getattr(after, field)
     other = torch.randn(5, 3, 12, 20)
     assert relative(run(written.file, other)[0], small(other)) < 1e-4
+
+
+def test_a_network_as_tensorflow_exports_it_is_pruned_and_written(tmp_path: Path) -> None:
+    same: dict[str, Any] = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
+    nearest = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+    nodes: list[Any] = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["t", "w"], ["c"], **same),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("AveragePool", ["r"], ["p"], kernel_shape=[3, 3], **same),
+        helper.make_node("ConvTranspose", ["p", "v"], ["q"], **same),
+        helper.make_node("Relu", ["q"], ["s"]),
+        helper.make_node("Resize", ["s", "", "f"], ["u"], **nearest),
+        helper.make_node("Resize", ["u", "", "f"], ["l"], mode="linear", **ASYMMETRIC),
+        helper.make_node("Conv", ["l", "z"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["y"], perm=[0, 2, 3, 1]),
+    ]
+    constants = {"w": kernel(6, 3), "v": kernel(6, 4), "z": kernel(5, 4)}
+    constants["f"] = np.array([1, 1, 1.5, 2], np.float32)
+    file = write(graph(nodes, constants, shape=("n", "h", "w", 3)), tmp_path / "net.onnx")
+    model = entrim.onnx.load(file)
+    x = torch.randn(model.nodes.shapes[0])
+    small = prune(model, Plan({"Conv_1": [0, 4], "ConvTranspose_4": [1, 2]}), x).model
+    written = entrim.onnx.save(small, tmp_path / "small.onnx")
+    found = {t.name: list(t.dims)[:2] for t in onnx.load(str(written.file)).graph.initializer}
+    assert found == {"w": [2, 3], "v": [2, 2], "z": [5, 2], "f": [4]}
 
 
 def test_a_fixed_batch_follows_the_images_and_stays_in_the_file(tmp_path: Path) -> None:

@@ -729,8 +729,8 @@ class Allocator:
             for group in own
         }
         changes: Iterator[tuple[str, list[OutputChange]]] = iter(())
+        self._collect(own)
         if own:
-            self._collect(own)
             changes = self.analyzer.sweep(rest, held={})
         for name, measured in self.world.exchange(changes):
             values = [change.divergence for change in measured]

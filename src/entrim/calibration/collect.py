@@ -29,7 +29,7 @@ from entrim.calibration.patch_gram import (
 from entrim.calibration.tensor_store import Scratch, TensorStore
 from entrim.config import WORKING_SHARE
 from entrim.distributed.world import World
-from entrim.entropic.moments import Moments
+from entrim.entropic.moments import Moments, symmetric_matrix, upper_triangle
 from entrim.errors import BadImagesError
 from entrim.graph.channel_graph import ChannelGraph, Group
 from entrim.graph.eager import ExampleInputs, samples
@@ -115,12 +115,34 @@ class Pass:
         None stands for all. The automatic number provides `rows_for(columns)` rows, from `images`
         images, by default all.
         """
-        count = reader.n_positions(x)
-        drawn = self.n_sampled(reader, count, columns, images)
+        drawn = self.n_sampled(reader, reader.n_positions(x), columns, images)
         if drawn is None:
             return None
-        order = torch.rand(len(x), count, generator=generator)
+        order = torch.rand(len(x), reader.n_positions(x), generator=generator)
         return order.topk(drawn, 1).indices.to(sums_device(x.device))
+
+    def skip_positions(
+        self,
+        reader: BoundConsumer,
+        source: int,
+        batch: int,
+        columns: int,
+        generator: torch.Generator,
+        images: int | None = None,
+        *,
+        is_drawn: bool = False,
+    ) -> None:
+        """Advance the generator as if the positions of a batch were drawn, without its values.
+
+        `source` is the position of the input in the program. `is_drawn` states that positions are
+        drawn even where all are used.
+        """
+        x = reader.batch_first(
+            self.programs[batch].nodes[source].meta["val"], self.batch_sizes[batch]
+        )
+        count = reader.n_positions(x)
+        if is_drawn or self.n_sampled(reader, count, columns, images) is not None:
+            torch.rand(len(x), count, generator=generator)
 
     def n_sampled(
         self, reader: BoundConsumer, count: int, columns: int, images: int | None = None
@@ -306,6 +328,31 @@ class LayerStatistics:
         """Collect the Gram matrices of `consumers` that are not in the store yet."""
         capture(self.collection, self.missing(consumers), self.store, on_batch)
 
+    def collect_for(
+        self,
+        ranks: Mapping[str, Collection[int]],
+        on_batch: Callable[[int, int], None],
+        world: World,
+    ) -> None:
+        """Collect the Gram matrices of some layers together with all ranks, for those in `ranks`.
+
+        Each rank executes the network on its share of the images only.
+        """
+        readers = [self.consumers[layer] for layer in ranks]
+        capture(self.collection, readers, self.store, on_batch, world, ranks)
+
+    def ranks_that_need(
+        self, consumers: Iterable[BoundConsumer], world: World
+    ) -> dict[str, list[int]]:
+        """Return the layers that are missing on any rank -> the ranks that need their sums."""
+        found: dict[str, list[int]] = {}
+        for rank, layers in enumerate(
+            world.gather([c.spec.layer for c in self.missing(consumers)])
+        ):
+            for layer in layers:
+                found.setdefault(layer, []).append(rank)
+        return found
+
     def missing(self, consumers: Iterable[BoundConsumer]) -> list[BoundConsumer]:
         """Return the `consumers` whose Gram matrices are not in the store yet."""
         return [c for c in consumers if c.spec.layer not in self.store.values]
@@ -349,27 +396,62 @@ def capture(
     readers: Sequence[BoundConsumer],
     grams: TensorStore,
     on_batch: Callable[[int, int], None] = lambda done, total: None,
+    world: World = World(),  # noqa: B008
+    ranks: Mapping[str, Collection[int]] | None = None,
 ) -> None:
     """Collect the Gram matrices of `readers`, or their rows, into the store `grams`, by layer.
 
     If the Gram matrices exceed the memory limit together, several passes are made. `on_batch` is
-    called with the number of finished batches and their total over all passes.
+    called with the number of finished batches and their total over all passes. Each rank of `world`
+    executes its share of the batches; the sums of a layer are added for those in `ranks`.
     """
-    runs = collection_passes(task, readers)
-    batches = len(task.programs)
-    for number, some in enumerate(runs):
-        sums = {reader.spec.layer: _new_sums(task, reader) for reader in some}
-        draws = {reader.spec.layer: task.drawing(reader.spec.layer) for reader in some}
+    by_layer, batches = {reader.spec.layer: reader for reader in readers}, len(task.programs)
+    runs = world.from_root(
+        lambda: [[one.spec.layer for one in run] for run in collection_passes(task, readers)]
+    )
+    own = range(batches * world.rank // world.size, batches * (world.rank + 1) // world.size)
+    for number, layers in enumerate(runs):
+        some = [by_layer[layer] for layer in layers]
+        sums = {layer: _new_sums(task, by_layer[layer]) for layer in layers}
+        draws = {layer: task.drawing(layer) for layer in layers}
+        for batch in range(own.start):
+            _skip_draws(task, batch, some, draws)
         with task.execution() as whole:
-            for done, execution in enumerate(whole.by_batch(), number * batches + 1):
+            for done, execution in enumerate(whole.by_batch(own), number * len(own) + 1):
                 _watch(task, execution, some, sums, draws)
-                on_batch(done, len(runs) * batches)
-        for reader in some:
-            layer = reader.spec.layer
+                on_batch(done, len(runs) * len(own))
+        for layer in layers:
+            owners = range(world.size) if ranks is None else ranks[layer]
             total = sums.pop(layer)
-            is_gram = isinstance(total, PatchGram)
-            grams.put(layer, total.gram_sum if is_gram else total.rows())
-            grams.put((layer, "count") if is_gram else (layer, "rows"), total.count)
+            if isinstance(total, PatchGram):
+                found, kind = _sum_over_ranks(total, owners, world), "count"
+            else:
+                found, kind = _rows_of_ranks(total, owners, world), "rows"
+            if found is not None:
+                grams.put(layer, found[0])
+                grams.put((layer, kind), found[1])
+
+
+def _sum_over_ranks(
+    own: PatchGram, owners: Collection[int], world: World
+) -> tuple[Float[Tensor, "groups n1 n1"], int] | None:
+    """Return the sum of the Gram matrices of all ranks and their rows; None if others own it."""
+    if world.size == 1:
+        return own.gram_sum, own.count
+    device = own.gram_sum.device
+    found = world.sum_for(owners, [own.count, *upper_triangle(own.gram_sum.cpu())])
+    return None if found is None else (symmetric_matrix(found[1:]).to(device), found[0])
+
+
+def _rows_of_ranks(
+    own: RowCollector, owners: Collection[int], world: World
+) -> tuple[Float[Tensor, "groups T n"], int] | None:
+    """Return the rows of all ranks and their number; None if others own the layer."""
+    parts = [part for part in world.gather(own.rows() if own.count else None) if part is not None]
+    if world.rank not in owners:
+        return None
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return rows, rows.shape[1]
 
 
 def gram_of(grams: TensorStore, layer: str) -> Gram | LayerRows:
@@ -546,6 +628,18 @@ def shares(reader: BoundConsumer, group: Group, tensors: Mapping[str, Tensor]) -
         weight[number][:, table.flatten().clamp_min(0)] * (table.flatten() >= 0)
         for number, table in enumerate(reader.of_group(group))
     ]
+
+
+def _skip_draws(
+    task: Pass,
+    batch: int,
+    readers: Sequence[BoundConsumer],
+    draws: Mapping[str, torch.Generator],
+) -> None:
+    """Draw the positions of a batch of another rank."""
+    for reader in readers:
+        for source in reader.inputs:
+            task.skip_positions(reader, source, batch, reader.columns, draws[reader.spec.layer])
 
 
 def _watch(

@@ -3,17 +3,19 @@
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from entrim.calibration.tensor_store import SpilledTensor, TensorStore, tensor_bytes
+from entrim.distributed.world import World
 from entrim.errors import BadImagesError
 from entrim.graph.eager import ExampleInputs
 
@@ -194,8 +196,13 @@ def read_images(
     store: TensorStore | None = None,
     batch_size: int = 64,
     batch_to_inputs: Callable[[Any], Any] | None = None,
+    world: World = World(),  # noqa: B008
+    sharded: bool = False,
 ) -> CalibrationData:
     """Read and validate images, and convert floating-point images to the precision of a network.
+
+    Several ranks each read their share of the batches of a Dataset or a DataLoader over one, and
+    send it to the others; the order is that of a single process.
 
     Parameters
     ----------
@@ -210,6 +217,10 @@ def read_images(
         Batch size for a Dataset.
     batch_to_inputs : callable, optional
         Converts one batch to a tensor, a tuple of positional or a dict of keyword arguments.
+    world : World, optional
+        The ranks that call this together; by default a single process.
+    sharded : bool, default False
+        Whether each rank passes other images; all ranks obtain all of them.
     """
     parameters = () if model is None else model.parameters()
     like = next((p for p in parameters if p.is_floating_point()), torch.zeros(()))
@@ -219,10 +230,49 @@ def read_images(
     reader = _BatchReader(kept, like.dtype)
     if batch_to_inputs is None and model is not None:
         images = _stack_images(images, model)
-    for batch in _iterate_batches(images, batch_size):
-        inputs = batch if batch_to_inputs is None else batch_to_inputs(batch)
-        reader.add(_to_inputs(inputs, needed, keep_tuple=batch_to_inputs is not None))
+    batches, is_divided = _batches_of_rank(_batches_of(images, batch_size), world, sharded)
+    found = (
+        _to_inputs(
+            batch if batch_to_inputs is None else batch_to_inputs(batch),
+            needed,
+            keep_tuple=batch_to_inputs is not None,
+        )
+        for batch in batches
+    )
+    if is_divided:
+        found = (inputs for _, inputs in world.exchange(("", inputs) for inputs in found))
+    for inputs in found:
+        reader.add(inputs)
     return reader.finish(like.device)
+
+
+def _batches_of_rank(
+    batches: Iterable[Any], world: World, sharded: bool
+) -> tuple[Iterable[Any], bool]:
+    """Return the batches that this rank reads, and whether the others read other ones."""
+    if world.size == 1:
+        return batches, False
+    loader = batches if isinstance(batches, DataLoader) and not sharded else None
+    if loader is not None and isinstance(loader.sampler, DistributedSampler):
+        raise BadImagesError(
+            "the loader has a DistributedSampler, which reads some images twice: pass the loader "
+            "without it, entrim divides the images among the ranks"
+        )
+    if loader is None or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
+        world.check_equal({"images": "not a Dataset", "sharded": str(sharded)})
+        return batches, sharded
+    world.check_equal({"images": f"{len(loader.dataset)} in a Dataset", "sharded": "False"})  # pyright: ignore[reportArgumentType]
+    numbers = world.from_root(partial(list, loader.batch_sampler))
+    own = DataLoader(
+        loader.dataset,
+        batch_sampler=numbers[world.rank :: world.size],
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+    )
+    return own, True
 
 
 @dataclass(slots=True)
@@ -335,20 +385,20 @@ def _is_sample(value: object) -> bool:
     )
 
 
-def _iterate_batches(images: Images, batch_size: int) -> Iterator[Any]:
+def _batches_of(images: Images, batch_size: int) -> Iterable[Any]:
     if isinstance(images, Tensor | np.ndarray | Mapping):
-        return iter([images])
+        return [images]
     if isinstance(images, Dataset) and not isinstance(images, DataLoader):
         loader_size = batch_size
         if isinstance(images, IterableDataset) or hasattr(images, "__len__"):
-            return iter(DataLoader(images, batch_size=loader_size))
+            return DataLoader(images, batch_size=loader_size)
         raise BadImagesError("the Dataset has no length: pass a DataLoader over it")
     if isinstance(images, str | bytes) or not isinstance(images, Iterable):
         raise BadImagesError(
             "images must be a tensor (images, channels, height, width), a Dataset or an iterable "
             f"of batches, got {type(images).__name__}; only the command line reads files"
         )
-    return iter(images)
+    return images
 
 
 def _positional_inputs(model: nn.Module) -> int:

@@ -147,11 +147,11 @@ class Execution:
         """Return the execution of the first batches; None for all."""
         return replace(self, programs=self.programs[:batches], batches=self.batches[:batches])
 
-    def by_batch(self) -> Iterator["Execution"]:
+    def by_batch(self, batches: Iterable[int] | None = None) -> Iterator["Execution"]:
         """Yield one execution per batch; its activations stay in memory and are freed after it."""
-        for program, batch in zip(self.programs, self.batches, strict=True):
-            own = TensorStore(math.inf)
-            yield replace(self, programs=[program], batches=[batch], store=own)
+        for batch in range(self.n_batches) if batches is None else batches:
+            own, program = TensorStore(math.inf), self.programs[batch]
+            yield replace(self, programs=[program], batches=[self.batches[batch]], store=own)
 
     def branch(
         self,

@@ -24,7 +24,8 @@ from entrim.cli.run_dir import (
     require_run,
     reserve,
     result_summary,
-    write_onnx,
+    save_run,
+    saved_note,
     write_report,
 )
 from entrim.cli.scores import add_score, add_scores, optional_metric
@@ -133,8 +134,7 @@ def run(args: Namespace) -> int:
         pruned = SparsifyResult.load(model, args.folder)
         images, metric = read_images(args, model), optional_metric(args, model)
         better = add_scores(_distill(args, pruned, images, distillation, checkpoints), metric)
-        better.save(place)
-        write_onnx(better, place)
+        better = save_run(better, place)
         page = write_report(place, args, source=Path(args.folder))
         checkpoints.remove()
     if args.json:
@@ -185,8 +185,8 @@ def outcome(better: SparsifyResult, place: Path, page: Path) -> str:
     """Return what the training gained, and where the network was saved."""
     done = better.record.distilled
     assert done is not None
-    saved = "saved" if done.gained else "nothing was gained; the unchanged network is saved"
-    return f"{done}\n\n{saved} in {place}, report {page}"
+    gained = "" if done.gained else "nothing was gained; the unchanged network is "
+    return f"{done}\n\n{gained}{saved_note(better, place, page)}"
 
 
 def _fill_in(args: Namespace) -> None:

@@ -4,7 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,6 +13,7 @@ from typing import Any
 from entrim import onnx
 from entrim.config import SIZES
 from entrim.errors import CommandError, LoadError, SaveError
+from entrim.onnx.writer import render, write_file
 from entrim.report.assessment import next_steps
 from entrim.report.page import write
 from entrim.report.report_data import COMMAND, commands_in, read
@@ -236,12 +237,40 @@ def write_report(place: Path, args: Namespace, source: Path | None = None) -> Pa
     return write(place)
 
 
-def write_onnx(result: SparsifyResult, place: Path) -> None:
-    """Write the pruned network as ONNX too, if MODEL is an ONNX file; remove an earlier one."""
-    if isinstance(result.model, onnx.OnnxModel):
-        onnx.save(result, place / ONNX)
+def render_onnx(result: SparsifyResult, place: Path) -> tuple[SparsifyResult, bytes]:
+    """Return the result and the content of its ONNX file, which is empty for other networks.
+
+    The record contains the difference of the file in onnxruntime from the pruned network.
+    """
+    if not isinstance(result.model, onnx.OnnxModel):
+        return result, b""
+    content, written = render(result, place / ONNX)
+    proof = {**result.record.proof, "onnx": written.parity}
+    return replace(result, record=replace(result.record, proof=proof)), content
+
+
+def write_onnx(content: bytes, place: Path) -> None:
+    """Write the ONNX file of a run; remove an earlier one if there is none."""
+    if content:
+        write_file(content, place / ONNX)
     else:
         (place / ONNX).unlink(missing_ok=True)
+
+
+def save_run(result: SparsifyResult, place: Path) -> SparsifyResult:
+    """Save a network, and its ONNX file if MODEL is one; return it with the complete record."""
+    result, content = render_onnx(result, place)
+    result.save(place)
+    write_onnx(content, place)
+    return result
+
+
+def saved_note(result: SparsifyResult, place: Path, page: Path) -> str:
+    """Return where the network was saved."""
+    saved, parity = f"saved in {place}, report {page}", result.record.proof.get("onnx")
+    if parity is None:
+        return saved
+    return f"{saved}\n{place / ONNX} differs from the network by {parity:.0e} in onnxruntime"
 
 
 def result_summary(result: SparsifyResult, place: Path, page: Path) -> dict[str, Any]:

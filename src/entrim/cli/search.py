@@ -25,6 +25,8 @@ from entrim.cli.run_dir import (
     next_command,
     reserve,
     result_summary,
+    save_run,
+    saved_note,
     write_json,
     write_report,
 )
@@ -147,7 +149,7 @@ def run(args: Namespace) -> int:
         folder = place / f"trial-{trial.number}"
         small = _build_trial(found, trial, metric)
         with alone(place):
-            small.save(folder)
+            small = save_run(small, folder)
             page = write_report(folder, args)
     _print_summary(found.record, metric, args.json, (trial, small, folder, page))
     return 0
@@ -251,7 +253,7 @@ def _print_summary(
     if saved is not None:
         trial, small, folder, page = saved
         print_result(f"\ntrial {trial.number}:\n{size_table(small.record)}")
-        print_result(f"\nsaved in {folder}, report {page}\n\n{next_command(folder)}")
+        print_result(f"\n{saved_note(small, folder, page)}\n\n{next_command(folder)}")
 
 
 def front_table(record: SearchRecord, metric: str) -> str:

@@ -46,8 +46,11 @@ from entrim.cli.run_dir import (
     explain_interruption,
     is_same_command,
     next_command,
+    render_onnx,
     reserve,
     result_summary,
+    save_run,
+    saved_note,
     split_sizes,
     write_onnx,
     write_report,
@@ -282,11 +285,12 @@ def _run(args: Namespace) -> int:
                 how = Distillation(seed=args.seed)
                 small = distill(small, None, how, checkpoint_dir=training, callbacks=[progress])
         small = add_scores(small, metric)
-        page = _save(small, place, (training, checkpoints), command_note(args))
+        small, content = render_onnx(small, place)
+        page = _save(small, content, place, (training, checkpoints), command_note(args))
     if args.json:
         print_json(_as_dict(small, place, page))
     else:
-        saved = outcome(small, place, page) if args.recover else f"saved in {place}, report {page}"
+        saved = outcome(small, place, page) if args.recover else saved_note(small, place, page)
         parts = (
             width_table(small.record),
             size_table(small.record),
@@ -330,9 +334,7 @@ def _run_sizes(args: Namespace) -> int:
         ):
             for run, found in sizes:
                 progress.print_heading(run.out)
-                small = add_scores(pruner.prune(found["budget"]), metric)
-                small.save(run.out)
-                write_onnx(small, Path(run.out))
+                save_run(add_scores(pruner.prune(found["budget"]), metric), Path(run.out))
                 write_report(Path(run.out), run)
         folders = [run.out for run, _ in sizes]
         comparison = RunComparison(headings_of(folders), tuple(map(read, folders)))
@@ -514,9 +516,15 @@ def _was_saving(checkpoints: CheckpointStore, args: Namespace) -> bool:
 
 
 def _save(
-    small: SparsifyResult, place: Path, stores: Sequence[CheckpointStore], note: Mapping[str, Any]
+    small: SparsifyResult,
+    content: bytes,
+    place: Path,
+    stores: Sequence[CheckpointStore],
+    note: Mapping[str, Any],
 ) -> Path:
-    """Save the network, the command and the report; on a full disk an earlier run is unchanged.
+    """Save the network, its ONNX file, the command and the report.
+
+    On a full disk an earlier run is unchanged.
 
     The small files are written to temporary names in the last of the checkpoint stores first, and
     renamed after the network is saved.
@@ -531,7 +539,7 @@ def _save(
         COMMAND: checkpoints.set_aside(COMMAND, json.dumps(note, indent=2).encode()),
     }
     small.save(place)
-    write_onnx(small, place)
+    write_onnx(content, place)
     for name, file in aside.items():
         file.replace(place / name)
     for store in stores:

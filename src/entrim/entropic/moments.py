@@ -1,17 +1,20 @@
 """Sufficient statistics of the rows of one layer, which can be added."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from entrim.errors import BadRowsError, GramTooLargeError
 
 MEMORY_LIMIT = 4 * 2**30
 _CHUNK_BYTES = 64 * 2**20
+_BLOCK = 256
+"""Rows of a block of the upper triangle."""
 
 Rows = Tensor | np.ndarray
 
@@ -162,6 +165,17 @@ class Moments:
         """Return `self` for 0, the start value of `sum`."""
         return self if other == 0 else NotImplemented
 
+    def __getstate__(self) -> tuple[Any, ...]:
+        """Return the attributes to pickle, without the lower triangle of the Gram matrix."""
+        upper = upper_triangle(self.gram_sum)
+        return self.count, upper, self.cross_sum, self.target_sum_sq, self.block
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        names = ("count", "gram_sum", "cross_sum", "target_sum_sq", "block")
+        count, upper, *rest = state
+        for name, value in zip(names, (count, symmetric_matrix(upper), *rest), strict=True):
+            object.__setattr__(self, name, value)
+
     def __repr__(self) -> str:
         return (
             f"Moments({self.count} rows, {self.channels} channels x {self.block} columns, "
@@ -174,6 +188,25 @@ def columns_of(channels: Int[Tensor, " k"], block: int) -> Int[Tensor, " n1"]:
     offsets = torch.arange(block, device=channels.device)
     inner = (1 + channels[:, None] * block + offsets).reshape(-1)
     return torch.cat([inner.new_zeros(1), inner])
+
+
+def upper_triangle(matrix: Float[Tensor, "*batch n n"]) -> list[Tensor]:
+    """Return the blocks of rows of a symmetric matrix, without most of the lower triangle."""
+    starts, form = range(0, matrix.shape[-1], _BLOCK), torch.contiguous_format
+    parts = (matrix[..., start : start + _BLOCK, start:] for start in starts)
+    return [part.clone(memory_format=form) for part in parts]  # a view would be pickled entirely
+
+
+def symmetric_matrix(upper: Sequence[Tensor]) -> Float[Tensor, "*batch n n"]:
+    """Return the symmetric matrix whose `upper_triangle` this is."""
+    n = upper[0].shape[-1]
+    found = upper[0].new_empty(*upper[0].shape[:-2], n, n)
+    for number, rows in enumerate(upper):
+        start = number * _BLOCK
+        stop = start + rows.shape[-2]
+        found[..., start:stop, start:] = rows
+        found[..., stop:, start:stop] = rows[..., stop - start :].mT
+    return found
 
 
 def _as_rows(name: str, rows: Rows) -> Tensor:

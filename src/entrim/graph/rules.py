@@ -255,6 +255,17 @@ def roll(call: OpCall) -> Result:
     return ChannelLayout(x.shape, x.axis, x.ids)
 
 
+def index_select(call: OpCall) -> Result:
+    """Apply the rule of a selection of positions; a selection of channels is frozen."""
+    dim, node = call.get("dim") % len(call.shape), call.node.args[0]
+    if dim == 0 and isinstance(node, fx.Node):
+        call.state.stored_along(node, 1)  # rows of a table
+    x = call.value()
+    if x.axis in (None, dim):
+        return call.state.freeze_call(call, f"{call.node.name} selects single channels")
+    return ChannelLayout(call.shape, x.axis, x.ids)
+
+
 def pad(call: OpCall) -> Result:
     """Apply the rule of padding; the number of padded channels is fixed."""
     x, channels = call.value(), call.state.channels
@@ -314,6 +325,7 @@ for _name, _rule in {
     "channel_shuffle": channel_shuffle,
     "roll": roll,
     "index": index,
+    "index_select": index_select,
     "embedding": embedding,
 }.items():
     register_rule(f"aten::{_name}", _rule)

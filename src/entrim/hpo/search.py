@@ -17,6 +17,7 @@ from entrim.calibration.data import Images
 from entrim.callbacks import Callback, Progress, ProgressEvent
 from entrim.config import EntropicPenalty
 from entrim.display.bars import make_display
+from entrim.distributed.world import World
 from entrim.errors import BadSettingError, EntrimError, MissingExtraError, SearchError
 from entrim.graph.eager import copy_without_hooks, neutral_context
 from entrim.hpo.trial import (
@@ -448,6 +449,11 @@ def search(
     if not isinstance(penalty, EntropicPenalty):
         raise BadSettingError(
             f"penalty is a {type(penalty).__name__}: pass entrim.EntropicPenalty(...)"
+        )
+    if World.current().size > 1:
+        raise BadSettingError(
+            "a search is not divided by a process group: start processes without torchrun and with "
+            "the same storage="
         )
     kept = _storage(storage)
     progress = Progress.of(callbacks, make_display)

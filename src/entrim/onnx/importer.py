@@ -30,7 +30,7 @@ from entrim.onnx.model import (
 from entrim.onnx.operators import COUNTED, SIZE_INPUTS, Channels
 from entrim.onnx.runtime import Session, difference, example_inputs, is_equal
 from entrim.onnx.sizes import Literal
-from entrim.onnx.source import describe, first_line, open_source, opset_of
+from entrim.onnx.source import describe, first_line, open_source, opset_of, require_packages
 
 _LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 _RESERVED = set(dir(nn.Module())) | {"nodes", "compute"}
@@ -88,11 +88,33 @@ def load(file: str | os.PathLike[str], *, input_shape: Sequence[int] | None = No
     error = difference(found if isinstance(found, tuple) else (found,), expected)
     if not is_equal(error, inputs):
         raise OnnxError(
-            f"the imported network differs from onnxruntime by {error:.1e}: report the operators "
-            f"of {file}"
+            f"the imported network differs from onnxruntime by {error:.1e}, first at "
+            f"{_first_difference(proto, model, inputs)}: export {file} without it, or split the "
+            "file before this node with onnx.utils.extract_model"
         )
     model.nodes = replace(model.nodes, parity=error)
     return model
+
+
+def _first_difference(proto: Any, model: OnnxModel, inputs: Sequence[Tensor]) -> str:
+    """Return the first node whose outputs are not those of onnxruntime."""
+    onnx, _ = require_packages()
+    steps = {name: step for step in model.nodes.steps for name in step.outputs if name}
+    with torch.no_grad():
+        found = model.compute([x.clone() for x in inputs], observe=tuple(steps))
+    own = {name: y for name, y in zip(steps, found, strict=True) if isinstance(y, Tensor)}
+    whole = onnx.ModelProto()
+    whole.CopyFrom(proto)
+    del whole.graph.output[:]
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in own)
+    try:
+        results = Session(whole.SerializeToString(), "the network").run(inputs)
+    except Exception:
+        return "its outputs"  # not all values at once fit into the memory of onnxruntime
+    for (name, y), expected in zip(own.items(), results, strict=True):
+        if not is_equal(difference([y], [expected]), inputs):
+            return steps[name].label
+    return "its outputs"
 
 
 class _Import:
@@ -128,6 +150,9 @@ class _Import:
                 self._add(number, node)
         for name in self.outputs & self.folded.arrays.keys():
             raise OnnxError(f"the output {name!r} is constant: remove it from the file")
+        for name in self.outputs:
+            if isinstance(self.values.get(name), tuple):
+                raise OnnxError(f"the output {name!r} is a sequence: export single tensors")
         return self.model
 
     def _add(self, number: int, node: Any) -> None:

@@ -82,9 +82,7 @@ def _convolution(node: Weighted) -> Layer | None:
 
 def _transposed(node: Weighted) -> Layer | None:
     weight, attributes = node.constants.get(1), node.attributes
-    if weight is None or weight.ndim - 2 not in _CONV or "output_shape" in attributes:
-        return None
-    if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
+    if weight is None or weight.ndim - 2 not in _CONV:
         return None
     channels = (weight.shape[0], weight.shape[1] * attributes.get("group", 1))
     extra = {"output_padding": tuple(attributes.get("output_padding", [0] * (weight.ndim - 2)))}

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from entrim.errors import OnnxError
-from entrim.onnx.operators import Channels, NodeInputs, run
+from entrim.onnx.operators import Channels, NodeInputs, run, size_tensor
 from entrim.onnx.sizes import Place, Size
 from entrim.onnx.source import Source
 
@@ -126,7 +126,10 @@ class OnnxModel(nn.Module):
                     values.pop(name, None)
         if observe is not None:
             return [values[name] for name in observe]
-        found = tuple(values[name] for name in self.nodes.outputs)
+        found = tuple(
+            value if isinstance(value, Tensor) else size_tensor(value)
+            for value in map(values.__getitem__, self.nodes.outputs)
+        )
         return found[0] if len(found) == 1 else found
 
     def extra_repr(self) -> str:

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from entrim.onnx.sizes import (
 _DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64}
 _DTYPES |= {9: torch.bool}
 _FLOATS = (1, 10, 11, 16)
+_TRIGONOMETRIC = ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -125,7 +126,12 @@ def operand(value: Any) -> Any:
         return value
     if value.size == 1:
         return plain(value.reshape(-1)[0])
-    return torch.tensor(np.array(numbers(value)).reshape(value.shape))
+    return size_tensor(value)
+
+
+def size_tensor(size: Size) -> Tensor:
+    """Return a size as a tensor of the same shape."""
+    return torch.tensor(numbers(size)).reshape(size.shape)
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Callable[[NodeInputs], Tensor]:
@@ -167,7 +173,33 @@ def _divide(a: Any, b: Any) -> Tensor:
 
 
 def _pow(a: Any, b: Any) -> Tensor:
-    return a * a if b == 2 and not isinstance(b, Tensor) else torch.pow(a, b)
+    return a * a if not isinstance(b, Tensor) and b == 2 else torch.pow(a, b)
+
+
+def _mean(call: NodeInputs) -> Tensor:
+    return _variadic(operator.add)(call) / len(call.inputs)
+
+
+def _mod(call: NodeInputs) -> Tensor:
+    remainder = torch.fmod if call.attributes.get("fmod", 0) else torch.remainder
+    return remainder(operand(call.inputs[0]), operand(call.inputs[1]))
+
+
+def _selu(call: NodeInputs) -> Tensor:
+    alpha, gamma = call.attributes.get("alpha", 1.6732632), call.attributes.get("gamma", 1.0507010)
+    return gamma * F.elu(call.x, alpha)
+
+
+def _swish(call: NodeInputs) -> Tensor:
+    return call.x * torch.sigmoid(call.attributes.get("alpha", 1.0) * call.x)
+
+
+def _shrink(call: NodeInputs) -> Tensor:
+    bias, limit = call.attributes.get("bias", 0.0), call.attributes.get("lambd", 0.5)
+    zero = torch.zeros_like(call.x)
+    return torch.where(
+        call.x > limit, call.x - bias, torch.where(call.x < -limit, call.x + bias, zero)
+    )
 
 
 def _clip(call: NodeInputs) -> Tensor:
@@ -239,6 +271,8 @@ def padding(call: NodeInputs, kernel: Sequence[int]) -> list[tuple[int, int]]:
 
 def is_symmetric(attributes: Mapping[str, Any]) -> bool:
     """Whether a convolution or pooling has a fixed padding, equal on both sides."""
+    if "output_shape" in attributes:
+        return False
     mode, pads = attributes.get("auto_pad", "NOTSET"), list(attributes.get("pads", ()))
     fixed = mode in ("NOTSET", "VALID", "")
     return mode == "VALID" or (fixed and pads[: len(pads) // 2] == pads[len(pads) // 2 :])
@@ -272,15 +306,31 @@ def _conv(call: NodeInputs) -> Tensor:
 
 def _conv_transpose(call: NodeInputs) -> Tensor:
     if call.module is None or isinstance(call.module, Constants):
-        raise call.unsupported("with a computed weight or an automatic padding")
+        raise call.unsupported("with a computed weight")
     y = call.module(call.x)
     if is_symmetric(call.attributes):
         return y
-    kernel: Any = call.module.weight
-    sides = padding(call, kernel.shape[2:])
-    for dim, (before, after) in enumerate(sides, 2):
+    for dim, (before, after) in enumerate(_cropping(call, y), 2):
         y = y.narrow(dim, before, y.shape[dim] - before - after)
     return y
+
+
+def _cropping(call: NodeInputs, y: Tensor) -> list[tuple[int, int]]:
+    """Return what a transposed convolution removes on both sides of each spatial dimension."""
+    rank, mode = y.dim() - 2, call.attributes.get("auto_pad", "NOTSET")
+    target = call.attributes.get("output_shape")
+    if target is None and not mode.startswith("SAME"):
+        return padding(call, y.shape[2:])
+    if target is None:
+        strides = call.attributes.get("strides", [1] * rank)
+        target = [size * stride for size, stride in zip(call.x.shape[2:], strides, strict=True)]
+    found = []
+    for size, wanted in zip(y.shape[2:], target, strict=True):
+        if size < wanted:
+            raise call.unsupported("with a stride that is larger than the kernel")
+        less, more = (size - wanted) // 2, size - wanted - (size - wanted) // 2
+        found.append((less, more) if mode == "SAME_UPPER" else (more, less))
+    return found
 
 
 def _gemm(call: NodeInputs) -> Tensor:
@@ -307,6 +357,13 @@ def _layer(call: NodeInputs) -> Tensor:
     return call.module(call.x)
 
 
+def _rms_norm(call: NodeInputs) -> Tensor:
+    axis, eps = call.attributes.get("axis", -1), call.attributes.get("epsilon", 1e-5)
+    dims = list(range(axis % call.x.dim(), call.x.dim()))
+    scale = torch.rsqrt(torch.mean(call.x * call.x, dims, keepdim=True) + eps)
+    return call.x * scale * operand(call.inputs[1])
+
+
 def _max_pool(call: NodeInputs) -> Tensor:
     kernel = call.attributes["kernel_shape"]
     fits = all(
@@ -318,12 +375,19 @@ def _max_pool(call: NodeInputs) -> Tensor:
 
 def _average_pool(call: NodeInputs) -> Tensor:
     counted = bool(call.attributes.get("count_include_pad", 0))
-    sides = padding(call, call.attributes["kernel_shape"])
-    if not counted and any(before != after for before, after in sides):
-        raise call.unsupported("with unequal padding")
+    kernel = call.attributes["kernel_shape"]
     if any(d != 1 for d in call.attributes.get("dilations", ())):
         raise call.unsupported("with dilations")
-    return _pool(call, _AVERAGE_POOL, 0.0, count_include_pad=counted)
+    sides = padding(call, kernel)
+    separate = any(
+        before != after or 2 * before > k for (before, after), k in zip(sides, kernel, strict=True)
+    )
+    if counted or not separate:
+        options = {"separate": separate, "count_include_pad": counted}
+        return _pool(call, _AVERAGE_POOL, 0.0, **options)
+    ones = torch.ones((1, 1, *call.x.shape[2:]), dtype=call.x.dtype, device=call.x.device)
+    inside = _pool(replace(call, inputs=[ones]), _AVERAGE_POOL, 0.0, separate=True)
+    return _pool(call, _AVERAGE_POOL, 0.0, separate=True) / inside
 
 
 def _pool(
@@ -525,10 +589,50 @@ def _gather(call: NodeInputs) -> Any:
 def _gather_nd(call: NodeInputs) -> Tensor:
     if call.attributes.get("batch_dims", 0):
         raise call.unsupported("with batch dimensions")
-    index = call.inputs[1]
-    if not isinstance(index, Tensor):
-        index = torch.tensor(numbers(index)).reshape(index.shape)
+    index = _index(call)
     return call.x[index.unbind(-1)]
+
+
+def _index(call: NodeInputs) -> Tensor:
+    """Return the second input of a gather or scatter."""
+    index = call.inputs[1]
+    return index if isinstance(index, Tensor) else size_tensor(index)
+
+
+def _scatter_nd(call: NodeInputs) -> Tensor:
+    reduction = call.attributes.get("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise call.unsupported(f"with the reduction {reduction}")
+    places, values = _index(call).unbind(-1), call.inputs[2]
+    values = values if isinstance(values, Tensor) else size_tensor(values).to(call.x.dtype)
+    return torch.index_put(call.x, places, values, accumulate=reduction == "add")
+
+
+def _gather_elements(call: NodeInputs) -> Tensor:
+    axis, index = call.attributes.get("axis", 0), _index(call)
+    return torch.gather(call.x, axis, index % call.x.shape[axis])
+
+
+def _grid_sample(call: NodeInputs) -> Tensor:
+    modes = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
+    return F.grid_sample(
+        call.x,
+        call.inputs[1],
+        modes.get(call.attributes.get("mode", "linear"), "bilinear"),
+        call.attributes.get("padding_mode", "zeros"),
+        bool(call.attributes.get("align_corners", 0)),
+    )
+
+
+def _trilu(call: NodeInputs) -> Tensor:
+    diagonal = call.scalar(1, "k", 0)
+    return (torch.triu if call.attributes.get("upper", 1) else torch.tril)(call.x, diagonal)
+
+
+def _cumsum(call: NodeInputs) -> Tensor:
+    if call.attributes.get("exclusive", 0) or call.attributes.get("reverse", 0):
+        raise call.unsupported("exclusive or in reverse")
+    return torch.cumsum(call.x, int(call.required(1, "axis")[0]))
 
 
 def _pad(call: NodeInputs) -> Tensor:
@@ -559,54 +663,112 @@ def _tile(call: NodeInputs) -> Tensor:
 
 def _resize(call: NodeInputs) -> Tensor:
     old = call.opset < 11
-    scales, sizes = call.get(1 if old else 2), None if old else call.get(3)
-    if scales is None and sizes is None:
-        scales = as_size(call.attributes["scales"])
-    rank = call.x.dim() - 2
-    options: dict[str, Any] = {}
-    if sizes is not None and sizes.size:
-        if call.edits is not None and isinstance(sizes[1], Literal):
-            call.edits[sizes[1].place] = call.x.shape[1]
-        options["size"] = [plain(size) for size in sizes[2:]]
-        factors = [a / b for a, b in zip(options["size"], call.x.shape[2:], strict=True)]
-    else:
-        assert scales is not None
-        factors = [float(scale) for scale in scales.reshape(-1)[2:]]
-        options |= {"scale_factor": factors, "recompute_scale_factor": False}
-    mode = _interpolation(call, factors, old)
-    if mode != "nearest":
-        options["align_corners"] = _coordinates(call, old) == "align_corners"
-    names = {"linear": ("linear", "bilinear", "trilinear"), "cubic": ("", "bicubic", "")}
-    return F.interpolate(call.x, mode=names.get(mode, (mode,) * 3)[rank - 1], **options)
-
-
-def _coordinates(call: NodeInputs, old: bool) -> str:
-    return call.attributes.get(
+    mode = call.attributes.get("mode", "nearest")
+    coordinates = call.attributes.get(
         "coordinate_transformation_mode", "asymmetric" if old else "half_pixel"
     )
+    sizes, factors = _resized(call, old)
+    rounding = call.attributes.get("nearest_mode", "floor" if old else "round_prefer_floor")
+    if not _is_native(mode, coordinates, rounding, factors):
+        if mode == "cubic" or call.attributes.get("antialias", 0):
+            raise call.unsupported(f"with {coordinates} coordinates, cubic or with antialiasing")
+        return _resize_axes(call, sizes, factors, (mode, coordinates, rounding))
+    wanted = None if old else call.get(3)
+    options: dict[str, Any]
+    if wanted is not None and wanted.size:
+        options = {"size": sizes}
+    else:
+        options = {"scale_factor": factors, "recompute_scale_factor": False}
+    if mode != "nearest":
+        options["align_corners"] = coordinates == "align_corners"
+        options["antialias"] = bool(call.attributes.get("antialias", 0))
+    names = {"linear": ("linear", "bilinear", "trilinear"), "cubic": ("", "bicubic", "")}
+    return F.interpolate(call.x, mode=names.get(mode, (mode,) * 3)[len(sizes) - 1], **options)
 
 
-def _interpolation(call: NodeInputs, factors: Sequence[float], old: bool) -> str:
-    """Return the mode of a Resize; refuse those that PyTorch does not have."""
-    mode, coordinates = call.attributes.get("mode", "nearest"), _coordinates(call, old)
-    if mode == "nearest":
-        rounding = call.attributes.get("nearest_mode", "floor" if old else "round_prefer_floor")
-        enlarges = all(float(factor).is_integer() for factor in factors)
-        centered = coordinates in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
-        twice = all(factor in (1.0, 2.0) for factor in factors)
-        same = enlarges and (
-            (coordinates == "asymmetric" and (rounding == "floor" or twice))
-            or (centered and rounding.startswith("round"))
-        )
-        if not same and not (coordinates == "asymmetric" and rounding == "floor"):
-            raise call.unsupported(f"with {coordinates} coordinates and {rounding}")
-        return mode
-    known = coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners")
-    if not known and any(factor != 1 for factor in factors):
+def _resized(call: NodeInputs, old: bool) -> tuple[list[Any], list[Any]]:
+    """Return new sizes of the spatial dimensions, and their ratios to the old ones."""
+    scales, sizes = call.get(1 if old else 2), None if old else call.get(3)
+    given = sizes if sizes is not None and sizes.size else scales
+    if given is None:
+        given = as_size(call.attributes["scales"])
+    if call.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise call.unsupported("with a fixed aspect ratio")
+    shape = call.x.shape
+    axes = [axis % len(shape) for axis in call.attributes.get("axes", range(len(shape)))]
+    found = dict(zip(axes, given.reshape(-1), strict=True))
+    if given is sizes:
+        if call.edits is not None and isinstance(found.get(1), Literal):
+            call.edits[found[1].place] = shape[1]
+        targets = [plain(found.get(dim, shape[dim])) for dim in range(2, len(shape))]
+        return targets, [a / b for a, b in zip(targets, shape[2:], strict=True)]
+    if any(float(found.get(dim, 1)) != 1 for dim in (0, 1)):
+        raise call.unsupported("along the batch or the channels")
+    factors = [float(found.get(dim, 1)) for dim in range(2, len(shape))]
+    return [math.floor(n * f) for n, f in zip(shape[2:], factors, strict=True)], factors
+
+
+def _is_native(mode: str, coordinates: str, rounding: str, factors: Sequence[float]) -> bool:
+    """Whether PyTorch interpolates in this way."""
+    centered = coordinates in ("half_pixel", "pytorch_half_pixel")
+    if mode != "nearest":
+        return centered or coordinates == "align_corners"
+    if coordinates == "asymmetric":
+        return rounding == "floor" or all(factor in (1.0, 2.0) for factor in factors)
+    enlarges = all(float(factor).is_integer() for factor in factors)
+    return centered and enlarges and rounding.startswith("round")
+
+
+def _resize_axes(
+    call: NodeInputs, sizes: Sequence[int], factors: Sequence[float], method: tuple[str, str, str]
+) -> Tensor:
+    """Interpolate one dimension after the other, as ONNX defines it."""
+    mode, coordinates, rounding = method
+    x = call.x
+    rounded = {
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+        "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    }
+    for dim, (size, factor) in enumerate(zip(sizes, factors, strict=True), 2):
+        last = x.shape[dim] - 1
+        if size == last + 1 and factor == 1:
+            continue
+        at = _source_coordinates(call, coordinates, size, x.shape[dim], factor)
+        at = rounded[rounding](at) if mode == "nearest" else at
+        at = np.clip(at, 0, last)
+        low = torch.tensor(np.floor(at).astype(np.int64).tolist(), device=x.device)
+        y = torch.index_select(x, dim, low)
+        if mode != "nearest":
+            high = torch.clamp(low + 1, max=last)
+            shape = [-1 if d == dim else 1 for d in range(x.dim())]
+            part = torch.tensor((at - np.floor(at)).tolist(), dtype=x.dtype, device=x.device)
+            part = part.reshape(shape)
+            y = y * (1 - part) + torch.index_select(x, dim, high) * part
+        x = y
+    return x
+
+
+def _source_coordinates(
+    call: NodeInputs, coordinates: str, size: int, before: int, factor: float
+) -> np.ndarray:
+    """Return the place in the original of every element of a resized dimension."""
+    places, scale = np.arange(size, dtype=np.float32), np.float32(factor)
+    center = (places + np.float32(0.5)) / scale
+    if coordinates == "asymmetric":
+        return places / scale
+    if coordinates == "align_corners":
+        return places * np.float32((before - 1) / max(size - 1, 1))
+    if coordinates == "tf_half_pixel_for_nn":
+        return center
+    if coordinates == "pytorch_half_pixel" and size == 1:
+        return np.zeros(1, dtype=np.float32)
+    if coordinates == "half_pixel_symmetric":
+        return before / 2 * (1 - size / (before * scale)) + center - np.float32(0.5)
+    if coordinates not in ("half_pixel", "pytorch_half_pixel"):
         raise call.unsupported(f"with {coordinates} coordinates")
-    if call.attributes.get("antialias", 0):
-        raise call.unsupported("with antialiasing")
-    return mode
+    return center - np.float32(0.5)
 
 
 def _depth_to_space(call: NodeInputs) -> Tensor:
@@ -685,6 +847,8 @@ OPERATORS: dict[str, Operator] = {
             "Sin": torch.sin,
             "Cos": torch.cos,
             "Sign": torch.sign,
+            **{name.capitalize(): getattr(torch, name) for name in _TRIGONOMETRIC},
+            "IsNaN": torch.isnan,
             "Softplus": F.softplus,
             "Softsign": F.softsign,
             "HardSwish": F.hardswish,
@@ -700,26 +864,29 @@ OPERATORS: dict[str, Operator] = {
             "Sub": operator.sub,
             "Div": _divide,
             "Pow": _pow,
-            "Equal": torch.eq,
-            "Greater": torch.gt,
-            "GreaterOrEqual": torch.ge,
-            "Less": torch.lt,
-            "LessOrEqual": torch.le,
+            "Equal": operator.eq,
+            "Greater": operator.gt,
+            "GreaterOrEqual": operator.ge,
+            "Less": operator.lt,
+            "LessOrEqual": operator.le,
             "And": torch.logical_and,
             "Or": torch.logical_or,
             "Xor": torch.logical_xor,
-            "Mod": torch.remainder,
         }.items()
     },
     "Add": _variadic(operator.add),
     "Mul": _variadic(operator.mul),
     "Sum": _variadic(operator.add),
+    "Mean": _mean,
+    "Mod": _mod,
     "Max": _variadic(_pairwise(torch.maximum, "min")),
     "Min": _variadic(_pairwise(torch.minimum, "max")),
     "LeakyRelu": _with_alpha(F.leaky_relu, 0.01),
     "Elu": _with_alpha(F.elu, 1.0),
     "Celu": _with_alpha(F.celu, 1.0),
-    "Selu": _unary(F.selu),
+    "Selu": _selu,
+    "Swish": _swish,
+    "Shrink": _shrink,
     "ThresholdedRelu": _with_alpha(lambda x, alpha: F.threshold(x, alpha, 0.0), 1.0),
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
@@ -736,6 +903,7 @@ OPERATORS: dict[str, Operator] = {
     "InstanceNormalization": _layer,
     "LayerNormalization": _layer,
     "GroupNormalization": _layer,
+    "RMSNormalization": _rms_norm,
     "LRN": _lrn,
     "LpNormalization": _lp_normalization,
     "MaxPool": _max_pool,
@@ -749,6 +917,7 @@ OPERATORS: dict[str, Operator] = {
     "ReduceProd": _reduction(_product),
     "ReduceL1": _reduction(lambda x, dims, keep: torch.linalg.vector_norm(x, 1, dims, keep)),
     "ReduceL2": _reduction(lambda x, dims, keep: torch.linalg.vector_norm(x, 2, dims, keep)),
+    "ReduceLogSum": _reduction(lambda x, dims, keep: torch.log(torch.sum(x, dims, keep))),
     "ReduceLogSumExp": _reduction(torch.logsumexp),
     "ReduceSumSquare": _reduction(lambda x, dims, keep: torch.sum(x * x, dims, keep)),
     "Softmax": _softmax(torch.softmax),
@@ -768,6 +937,11 @@ OPERATORS: dict[str, Operator] = {
     "Expand": _expand,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "GatherElements": _gather_elements,
+    "ScatterND": _scatter_nd,
+    "GridSample": _grid_sample,
+    "Trilu": _trilu,
+    "CumSum": _cumsum,
     "Pad": _pad,
     "Tile": _tile,
     "Resize": _resize,
@@ -799,7 +973,10 @@ SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     "Dropout": (1, 2),
     "Gather": (1,),
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd"), (1,)),
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceSumSquare"), (1,)),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"), (1,)),
+    "ReduceSumSquare": (1,),
+    "Trilu": (1,),
+    "CumSum": (1,),
 }
 """Inputs that are sizes, not tensors, if they are constant."""
 COUNTED = ("Reshape", "Expand", "Split", "SplitToSequence", "Slice")

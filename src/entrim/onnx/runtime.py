@@ -78,6 +78,8 @@ class Session:
 def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest ||y - y'|| / ||y'|| of any output; infinite for other shapes.
 
+    Equal infinities, and two values that are not numbers, are no difference.
+
     Elements below `SMALL` in the root mean square are compared absolutely: onnxruntime approximates
     sigmoid and tanh to about 1e-7, which is more than rounding for probabilities close to 0.
     """
@@ -87,8 +89,11 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     for y, other in zip(found, expected, strict=True):
         if not other.numel():
             continue
-        norm = max(float(torch.linalg.vector_norm(other.double())), SMALL * other.numel() ** 0.5)
-        errors.append(float(torch.linalg.vector_norm(y.double() - other.double())) / norm)
+        a, b = y.double(), other.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        size = torch.where(b.isfinite(), b, 0.0)
+        norm = max(float(torch.linalg.vector_norm(size)), SMALL * b.numel() ** 0.5)
+        errors.append(float(torch.linalg.vector_norm(torch.where(same, 0.0, a - b))) / norm)
     return max(errors, key=lambda error: (error != error, error))
 
 
@@ -128,14 +133,22 @@ def _shapes(given: Sequence[Any], shape: Sequence[int] | None) -> Iterator[list[
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
         declared.append([size if size > 0 else None for size in dims])
     for spatial, batch, channels in itertools.product(_SPATIAL, (2, 1), (3, 1)):
-        default = (batch, channels)
+        default = {0: batch, 1: channels}
         shapes = [
-            [size or (default[dim] if dim < 2 else spatial) for dim, size in enumerate(dims)]
+            [
+                size or (spatial if dim and channels_last(dims) else default.get(dim, spatial))
+                for dim, size in enumerate(dims)
+            ]
             for dims in declared
         ]
         yield shapes
         if all(size is not None for dims in declared for size in dims):
             return
+
+
+def channels_last(dims: Sequence[int | None]) -> bool:
+    """Whether an image has its channels in the last dimension, as in TensorFlow."""
+    return len(dims) == 4 and dims[3] in (1, 3, 4) and dims[1] not in (1, 3, 4)
 
 
 def random_inputs(shapes: Sequence[Sequence[int]], types: Sequence[str]) -> tuple[Tensor, ...]:

@@ -73,6 +73,15 @@ def save(result: SparsifyResult | nn.Module, file: str | os.PathLike[str]) -> Wr
     SaveError
         If the file cannot be written.
     """
+    content, written = render(result, file)
+    write_file(content, written.file)
+    return written
+
+
+def render(
+    result: SparsifyResult | nn.Module, file: str | os.PathLike[str]
+) -> tuple[bytes, Written]:
+    """Return the content of the file that `save` would write, and its description."""
     model = result.model if isinstance(result, SparsifyResult) else result
     if not isinstance(model, OnnxModel):
         raise OnnxError(
@@ -90,13 +99,18 @@ def save(result: SparsifyResult | nn.Module, file: str | os.PathLike[str]) -> Wr
         raise SaveError(f"the network is larger than 2 GiB: prune it further to write {place}")
     content = proto.SerializeToString()
     parity = _compare(content, still, str(place))
+    written = Written(file=place, parity=parity, bytes_before=before, bytes_after=len(content))
+    return content, written
+
+
+def write_file(content: bytes, place: Path) -> None:
+    """Write the content of a file in one step."""
     try:
         atomic.write(place, content)
     except OSError as error:
         raise SaveError(
             f"{place} cannot be written ({error.strerror}): free space, or name another file"
         ) from error
-    return Written(file=place, parity=parity, bytes_before=before, bytes_after=len(content))
 
 
 def edit(proto: Any, model: OnnxModel) -> None:

@@ -9,6 +9,7 @@ present weights: refitting and setting the targets anew never increases the latt
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -94,38 +95,47 @@ class RelaxedRows:
         """Return the fit of each matrix of the layer after this number of rounds.
 
         `moments` are those of the residual, and the ridge is relative to the weights before all
-        rounds. The error of a fit is the upper bound of the last round. Cost of a round: 2 T n M
-        multiplications.
+        rounds. The error of a fit is the upper bound of the last round. Only the first rank has
+        moments and returns fits; the others send it the residuals of their rows in every round.
+        Cost of a round: 2 T n M multiplications.
         """
         if rounds == 0:
             return [solve_layer(reader, m, r) for m, r in zip(moments, ridges, strict=True)]
-        if reader.spec.intercept_target is None:
+        has_intercept = reader.spec.intercept_target is not None
+        if not has_intercept:
             moments = [one.through_origin() for one in moments]
-        bounds = [_UpperBound.of(one, ridge) for one, ridge in zip(moments, ridges, strict=True)]
-        found = [bound.solve(bound.moments.cross_sum) for bound in bounds]
-        errors = [0.0] * len(found)
+        pairs = zip(moments, ridges if moments else (), strict=True)
+        bounds = [_UpperBound.of(one, ridge) for one, ridge in pairs]
+        errors = [0.0] * len(bounds)
+        found = self.world.from_root(
+            lambda: [bound.solve(bound.moments.cross_sum) for bound in bounds]
+        )
         for _ in range(rounds):
             steps = self._residuals(found)
             for number, (bound, (change, power)) in enumerate(zip(bounds, steps, strict=True)):
-                if reader.spec.intercept_target is None:
+                if not has_intercept:
                     change[0] = 0
                 present = found[number]
                 best = bound.solve(bound.moments.gram_sum @ present + change)
                 found[number] = present + STEP * (best - present)
                 errors[number] = bound.error(found[number] - present, change, power)
+            found = self.world.from_root(partial(list, found))
         return [
             Refit(
                 weight=solution[1:].T.contiguous(),
                 bias=solution[0].clone(),
                 mse=max(0.0, error) / one.count / one.outputs,
             )
-            for solution, one, error in zip(found, moments, errors, strict=True)
+            for solution, one, error in zip(found if moments else (), moments, errors, strict=True)
         ]
 
     def _residuals(
         self, solutions: Sequence[Float[Tensor, "n1 M"]]
     ) -> list[tuple[Float[Tensor, "n1 M"], float]]:
-        """Return the cross moments and the squared sum of the relaxed residuals of `solutions`."""
+        """Return the cross moments and the squared sum of the relaxed residuals of `solutions`.
+
+        Only the first rank obtains them.
+        """
         scales = torch.where(is_safe(self.scale), self.scale, 1).double().cpu()
         scales = scales.unflatten(0, (len(solutions), -1))
         crosses = [torch.zeros_like(solution) for solution in solutions]
@@ -140,7 +150,7 @@ class RelaxedRows:
                 gap = present.clamp(low, high).sub_(present)
                 crosses[number] += (x[number].T @ gap).to(solution)
                 powers[number] += gap.norm(dim=0).double().square().cpu()
-        found = self.world.sum(
+        found = self.world.sum_on_root(
             [cross / scale for cross, scale in zip(crosses, scales, strict=True)]
             + [(power / scale.square()).sum() for power, scale in zip(powers, scales, strict=True)]
         )

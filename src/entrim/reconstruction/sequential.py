@@ -31,6 +31,7 @@ from entrim.calibration.executor import Execution, Program, advance, value_bytes
 from entrim.calibration.patch_gram import patches
 from entrim.config import Reconstruction
 from entrim.distributed.world import World
+from entrim.entropic.least_squares import Refit
 from entrim.entropic.moments import Moments
 from entrim.entropic.observations import Observations
 from entrim.graph.channel_graph import ChannelGraph, ResidualBlock, tensors_in
@@ -326,17 +327,26 @@ class LayerTask:
         reader, new = self.reader, self.new
         splits, variance, relaxed = self._collect(ridge, rounds)
         known = self._sum_over_ranks(splits)
-        ridges = [select_ridge(reader, moments, ridge) for moments in zip(*known, strict=True)]
-        totals = [reduce(operator.add, moments) for moments in zip(*known, strict=True)]
+        by_matrix = list(zip(*known, strict=True))
+        totals = [reduce(operator.add, moments) for moments in by_matrix]
+        ridges = self.world.from_root(
+            lambda: [select_ridge(reader, moments, ridge) for moments in by_matrix]
+        )
+
+        def solve() -> list[Refit]:
+            return [solve_layer(reader, *one) for one in zip(totals, ridges, strict=True)]
+
         if relaxed is None or any(map(math.isinf, ridges)):
-            parts = [solve_layer(reader, *one) for one in zip(totals, ridges, strict=True)]
+            parts = self.world.from_root(solve)
         else:
-            parts = relaxed.refit(reader, totals, ridges, rounds)
+            refits = relaxed.refit(reader, totals, ridges, rounds)
+            parts = self.world.from_root(lambda: refits)
         if relaxed is not None:
             relaxed.close()
         apply_update(reader, parts, self.kept_indices, new.tensors)
         some = self.images if self.images < self.task.images else None
-        fit = as_fit(reader, parts, sum(one[0].count for one in known), variance, some)
+        rows = self.world.from_root(lambda: sum(one[0].count for one in known))
+        fit = as_fit(reader, parts, rows, variance, some)
         return LayerUpdate(fit, {name: new.tensors[name] for name in modified_tensors(reader)})
 
     @property
@@ -347,12 +357,15 @@ class LayerTask:
     def _sum_over_ranks(
         self, splits: Sequence[ResidualMoments | ResidualRows]
     ) -> list[list[Moments | Observations]]:
-        """Return the regression of every matrix of the layer, for each split that has rows."""
+        """Return the regression of every matrix of the layer, for each split that has rows.
+
+        Only the first rank obtains them.
+        """
         matrices = self.reader.geometry.groups
         own = [sums.moments() if sums.count else [None] * matrices for sums in splits]
-        flat = self.world.sum([one for split in own for one in split])
+        flat = self.world.sum_on_root([one for split in own for one in split])
         found = [flat[:matrices], flat[matrices:]]
-        return [split for split in found if split[0] is not None]
+        return [split for split in found if split and split[0] is not None]
 
     def _collect(
         self, ridge: float | None, rounds: int
@@ -375,9 +388,9 @@ class LayerTask:
         generator = self.task.drawing(f"reconstruction of {reader.spec.layer}")
         for batch in self.batches:
             if batch not in self.own:  # the other ranks draw the same positions
-                value = self.task.programs[batch].nodes[reader.inputs[0]].meta["val"]
-                x = self._first(value, batch)
-                self._sampled_positions(x, columns, generator, relaxed is not None)
+                where = (reader, reader.inputs[0], batch, columns)
+                is_drawn = relaxed is not None
+                self.task.skip_positions(*where, generator, self.images, is_drawn=is_drawn)
                 continue
             x = self._first(new.at(reader.inputs[0], batch), batch)
             every = [torch.arange(len(x))]

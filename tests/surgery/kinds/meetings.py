@@ -111,6 +111,18 @@ def _() -> nn.Module:
     return Net(body, a=conv(3, 6), fc=nn.Linear(6, 4))
 
 
+@register_kind("index_select of rows", {"a": 6})
+def _() -> nn.Module:
+    def body(n: Any, x: Tensor) -> Tensor:
+        rows = torch.tensor([0, 2, 3])
+        table = n.table.index_select(0, rows).sum(0).reshape(1, -1, 1, 1)
+        return pooled(n, F.relu(n.a(x)).index_select(2, rows) + table)
+
+    net = Net(body, a=conv(3, 6), fc=nn.Linear(6, 4))
+    net.table = nn.Parameter(torch.randn(4, 6))
+    return net
+
+
 @register_kind("channel shuffle", {"a": 2, "b": 4})
 def _() -> nn.Module:
     def body(n: Any, x: Tensor) -> Tensor:

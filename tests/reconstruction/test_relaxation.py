@@ -11,6 +11,7 @@ import entrim
 from entrim.calibration.collect import LayerStatistics
 from entrim.calibration.consumers import BoundConsumer
 from entrim.calibration.tensor_store import Scratch, TensorStore
+from entrim.entropic.least_squares import Refit
 from entrim.entropic.moments import Moments
 from entrim.reconstruction.layer import solve_layer
 from entrim.reconstruction.relaxation import RelaxedRows, target_interval
@@ -100,6 +101,25 @@ def test_no_round_increases_the_relaxed_error(
     reader = linear_reader()
     errors = [found.refit(reader, [moments], [1e-9], rounds)[0].mse for rounds in range(6)]
     assert all(later < earlier for earlier, later in pairwise(errors))
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_error_of_a_fit_is_an_upper_bound_of_its_relaxed_error(
+    rows: tuple[RelaxedRows, Moments, Tensor, Tensor], rounds: int
+) -> None:
+    found, moments, x, exact = rows
+    reference = torch.where(exact > 0, exact, -10 * draw(400, 3, seed=2).abs())
+    reader = linear_reader()
+
+    def relaxed_error(fit: Refit) -> float:
+        present = x @ fit.weight.T + fit.bias
+        wanted = present.clamp(*target_interval(reference, RELU))
+        return float((wanted - present).square().mean())
+
+    earlier, fit = (
+        found.refit(reader, [moments], [1e-9], count)[0] for count in (rounds - 1, rounds)
+    )
+    assert relaxed_error(fit) < fit.mse < relaxed_error(earlier)
 
 
 def test_without_rounds_the_fit_is_that_of_the_moments(

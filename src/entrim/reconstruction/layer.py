@@ -41,7 +41,8 @@ class LayerFit:
     rows: int
     columns: int
     error: float
-    """Squared error of the kept outputs, relative to their variance."""
+    """Squared error of the kept outputs, relative to their variance; with relaxed targets, an upper
+    bound of it."""
     images: int | None = None
     """The number of images, mirror images included, if it is not that of all."""
 

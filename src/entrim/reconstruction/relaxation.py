@@ -75,8 +75,8 @@ class RelaxedRows:
             torch.where(safe, high, residual),
         )
         for name, value in zip(_PARTS, values, strict=True):
-            single = value if value.dtype == torch.float64 else value.float()
-            self.store.put((_ROWS, name, self.batches), single)
+            stored = value if value.dtype == torch.float64 else value.float()
+            self.store.put((_ROWS, name, self.batches), stored)
         self.batches += 1
 
     def close(self) -> None:
